@@ -113,7 +113,7 @@ bench-peer: $(VENV)/.ready ## The Go plugin and ours on one lab node, in one run
 ##@ Tools
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
-$(VENV)/.ready: requirements-dev.txt tests/tools/junit_schema.txt
+$(VENV)/.ready: requirements-dev.txt tests/tools/junit_schema.py
 	@lab/packages dev
 	@echo "== Python tools (requirements-dev.txt) into $(VENV)"
 	@python3 -m venv $(VENV)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from . import files
 from .allocation import Offer
 from .pools import Hca
 
@@ -70,10 +69,40 @@ def update(directory: str, path: str, made: dict[str, Any]) -> bool:
     except (OSError, ValueError):
         pass  # absent or damaged: rewrite it
     os.makedirs(directory, exist_ok=True)
-    files.replace(path, text.encode(), 0o644)
+    replace_file(path, text.encode(), 0o644)
     return True
 
 
 def remove(directory: str, pool: str) -> bool:
     """Remove a pool's file."""
-    return files.remove(f"{directory}/{file(pool)}")
+    return remove_file(f"{directory}/{file(pool)}")
+
+
+def replace_file(path: str, data: bytes, mode: int) -> None:
+    """Write, sync, rename, sync the directory. OSError leaves the old file and no unfinished one."""
+    # Runtimes read *.json and *.yaml only; this suffix hides the unfinished file from them.
+    unfinished = f"{path}.new"
+    try:
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb") as made:
+            made.write(data)
+            made.flush()
+            os.fchmod(made.fileno(), mode)
+            os.fsync(made.fileno())
+        os.rename(unfinished, path)
+    except OSError:
+        remove_file(unfinished)
+        raise
+    directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def remove_file(path: str) -> bool:
+    """False when there was none."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True

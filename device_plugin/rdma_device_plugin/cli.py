@@ -22,7 +22,7 @@ from .config import Config, ConfigError, load
 
 if TYPE_CHECKING:
     from . import modes
-    from .settings import Settings
+    from .lifecycle import Settings
 
 PROGRAM = "k8s-rdma-shared-dp"
 _PR_SET_THP_DISABLE = 41
@@ -180,7 +180,8 @@ def check_config(path: str, strict: bool, mode: str = "device-plugin", root: str
 
     root: a node, or a captured one, whose HCAs must not be counted twice; empty for the file alone.
     """
-    from . import captured, modes
+    from . import explain as explanation
+    from . import modes
 
     try:
         config = _load(path, strict)
@@ -192,7 +193,7 @@ def check_config(path: str, strict: bool, mode: str = "device-plugin", root: str
         return _complain([f"{path}: {error.strerror}"])
     except ConfigError as error:
         return _complain([f"{path}: {problem}" for problem in error.problems])
-    except captured.NoCapture as error:
+    except explanation.NoCapture as error:
         return _complain([str(error)])
     for warning in (*config.warnings, *parts.warnings):
         sys.stderr.write(log.printable(f"{path}: warning: {warning}") + "\n")
@@ -216,18 +217,17 @@ def _node(root: str) -> Iterator[str]:
     import pathlib
     import tempfile
 
-    from . import captured
+    from . import explain as explanation
 
     if os.path.isdir(root):
         yield root
         return
     with tempfile.TemporaryDirectory(prefix="rdma-explain-") as folder:
-        captured.lay_out(captured.load(root), pathlib.Path(folder).resolve())
+        explanation.lay_out(explanation.load(root), pathlib.Path(folder).resolve())
         yield folder
 
 
 def explain(path: str, strict: bool, root: str) -> int:
-    from . import captured
     from . import explain as explanation
 
     try:
@@ -238,7 +238,7 @@ def explain(path: str, strict: bool, root: str) -> int:
         return _complain([f"{error.filename or path}: {error.strerror}"])
     except ConfigError as error:
         return _complain([f"{path}: {problem}" for problem in error.problems])
-    except captured.NoCapture as error:
+    except explanation.NoCapture as error:
         return _complain([str(error)])
     _out("".join(log.printable(line) + "\n" for line in answer))
     return 0
@@ -261,12 +261,12 @@ def serve(values: dict[str, object], rest: list[str]) -> int:
     _small_pages()
     _one_heap()
     asyncio = _asyncio() if values["mode"] == MODE.default else importlib.import_module("asyncio")
-    from . import daemon, endpoints
+    from . import daemon, status
 
     log.set_up(values["log-format"] == "json")
     try:
         if values["metrics-address"]:
-            endpoints.parse_address(str(values["metrics-address"]))
+            status.parse_address(str(values["metrics-address"]))
     except ValueError as error:
         sys.stderr.write(f"invalid value for flag -metrics-address: {error}\n" + usage(SERVE))
         return 2
@@ -323,8 +323,7 @@ def _asyncio() -> Any:
 
 
 def settings(values: dict[str, object]) -> Settings:
-    from .lifecycle import Places
-    from .settings import Settings
+    from .lifecycle import Places, Settings
 
     kubelet = str(values["kubelet-root"]).rstrip("/")
     return Settings(

@@ -6,22 +6,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
+import os
+import stat
 import time
 from collections.abc import Awaitable, Iterable
 from typing import Any, Callable, Optional
 
-from . import allocation, cdi, endpoints, events, links, log, modes, notify, pools, status
-from .config import Config, ConfigError, Pool
-from .configfile import ConfigFile
+from . import allocation, cdi, events, log, modes, pools, status
+from .config import Config, ConfigError, Pool, load
 from .hca import Tree
-from .health import Memory, next_look, pending
-from .lifecycle import CannotServe, Resource
+from .lifecycle import CannotServe, Resource, Settings
+from .pools import Memory, next_look, pending
 from .server import Service
-from .settings import Settings
-from .state import Served, State
-from .worker import backstop, end, take
+from .status import Served, State
+from .worker import Worker, backstop, end, take
 
 
 class Fatal(Exception):
@@ -47,7 +48,7 @@ class Plugin(State):
         self.parts: modes.Split
         self.ready = asyncio.Event()
         self._tree = tree or Tree(settings.root)
-        self._link_up = link_up or (links.set_up if settings.root == "/" else None)
+        self._link_up = link_up or (events.set_up if settings.root == "/" else None)
         self._listen = listen
         self._linked: set[str] = set()
         self._scan_wanted = asyncio.Event()
@@ -83,7 +84,7 @@ class Plugin(State):
             if work.done():
                 work.result()
         finally:
-            notify.tell("STOPPING=1")
+            status.tell("STOPPING=1")
             await end([work, halt], self.settings.stop)
             await self._stop_all()
             self._directories.close()
@@ -117,14 +118,14 @@ class Plugin(State):
             await self._apply(self.config)
             await self._sockets_tried()
             self.ready.set()
-            notify.tell("READY=1", f"STATUS={status.line(self)}")
+            status.tell("READY=1", f"STATUS={status.line(self)}")
             parts = [self._scanner(first), self._port_poller(), self._reloader(), self._watchdog(), self._supervisor()]
             if self.settings.use_cdi:
                 parts.append(self._cdi_keeper())
             if self.front:
                 parts.append(self.front.run())
             if self.settings.metrics:
-                parts.append(endpoints.serve(self, self.settings.metrics))
+                parts.append(status.serve(self, self.settings.metrics))
             eternal = [asyncio.ensure_future(part) for part in parts]
             done, _pending = await asyncio.wait(eternal, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -345,10 +346,10 @@ class Plugin(State):
         told = ""
         while True:
             await asyncio.sleep(backstop(self.settings.timing.backstop))
-            notify.tell("WATCHDOG=1")
+            status.tell("WATCHDOG=1")
             if told != status.line(self):
                 told = status.line(self)
-                notify.tell(f"STATUS={told}")
+                status.tell(f"STATUS={told}")
             if self.hung:
                 log.on_change("sysfs", "a read of sysfs hangs: health is no longer known", logging.ERROR)
             else:
@@ -452,3 +453,72 @@ def _raise_for(tasks: Iterable[asyncio.Task]) -> None:
 def _identity(pool: Pool) -> tuple[Any, ...]:
     """What was registered with the kubelet: a different one is a different resource."""
     return pool.resource, pool.allocation != "all"
+
+
+class ConfigFile:
+    """One file, read in its own thread: it may be on a network file system, and nothing else may wait for that.
+
+    patience: seconds after which an unresponsive file is an error (OSError, ETIMEDOUT).
+    """
+
+    def __init__(self, path: str, strict: bool, patience: float):
+        self.path = path
+        self.directory = os.path.dirname(path) or "."
+        self._strict = strict
+        self._patience = patience
+        self._worker = Worker("config")
+        self._seen: Any = None
+
+    async def read(self, lenient: bool = False) -> Config:
+        """The current config. OSError, ConfigError. lenient: see config.load."""
+        try:
+            self._seen, data = await self._ask(_read)
+        except OSError as error:
+            self._seen = error.errno if error.errno == errno.ETIMEDOUT else await self._ask(_stamp)
+            raise
+        config = load(data, self._strict, lenient)
+        for warning in config.warnings:
+            log.on_change(f"config {warning}", warning, logging.WARNING)
+        return config
+
+    async def changed(self) -> bool:
+        """Whether it differs from the last read. OSError when it does not respond."""
+        return self._seen is None or await self._ask(_stamp) != self._seen
+
+    async def _ask(self, job: Callable[[str], Any]) -> Any:
+        try:
+            return await self._worker.within(self._patience, job, self.path)
+        except asyncio.TimeoutError:
+            text = f"has not answered for {self._patience:g} s (a hung mount?)"
+            raise OSError(errno.ETIMEDOUT, text, self.path) from None
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def forget(self) -> None:
+        """Treat the next one as changed, whatever it is."""
+        self._seen = None
+
+    @property
+    def forgotten(self) -> bool:
+        return self._seen is None
+
+
+def _read(path: str) -> tuple[Any, bytes]:
+    # O_NONBLOCK: opening a FIFO would wait for a writer.
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return _stamp_of(status), file.read()
+
+
+def _stamp(path: str) -> Any:
+    try:
+        return _stamp_of(os.stat(path))
+    except OSError as error:
+        return error.errno
+
+
+def _stamp_of(status: os.stat_result) -> Any:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,9 +1,15 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`explain`: one line for each network card and pool: whether the card is in, and if not, why."""
+"""`explain`: one line for each network card and pool: whether the card is in, and why not. Reads captures too."""
 
 from __future__ import annotations
+
+import base64
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from . import allocation, pools
 from .config import Config
@@ -48,3 +54,68 @@ def lines(config: Config, found: Inventory, reasons: dict[str, str]) -> list[str
 
 def _ports(hca: pools.Hca) -> str:
     return ", ".join(f"port {port.number} {port.state or 'unreadable'}" for port in hca.ports) or "no ports"
+
+
+class NoCapture(ValueError):
+    """The file cannot be read as a captured node; the text says why."""
+
+
+def load(path: str) -> dict[str, Any]:
+    try:
+        import yaml  # not a dependency of the plugin: only captured files need it
+    except ImportError:
+        raise NoCapture(f"{path}: reading a captured file needs PyYAML; pass a folder, or pip install PyYAML") from None
+    try:
+        with open(path, encoding="utf-8") as file:
+            captured = yaml.safe_load(file)
+    except OSError as error:
+        raise NoCapture(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise NoCapture(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(captured, Mapping) or not isinstance(captured.get("files"), Mapping):
+        raise NoCapture(f"{path}: not a captured node: wanted a mapping with the key files")
+    return dict(captured)
+
+
+def lay_out(captured: Mapping[str, Any], target: pathlib.Path) -> None:
+    """Write what the plugin reads of a captured node below target: links, files and folders."""
+    # Links to folders come before the paths below them.
+    for path, goal in sorted(_leaves(captured.get("links") or {}), key=lambda leaf: leaf[0].count("/")):
+        os.symlink(goal, _place(target, path))
+    for path in captured.get("directories") or ():
+        _place(target, path).mkdir(exist_ok=True)
+    for path, content in _leaves(captured.get("files") or {}):
+        _place(target, path).write_text(str(content))
+    for path, content in _leaves(captured.get("binary") or {}):
+        _place(target, path).write_bytes(base64.b64decode(content))
+    # An unreadable file becomes a folder here: reading one fails too. Repeated files (GID tables) are not needed.
+    for path, _error in _leaves(captured.get("errors") or {}):
+        os.makedirs(_place(target, path), exist_ok=True)
+
+
+def _leaves(section: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        path = f"{folder}/{name}" if folder else str(name)
+        if isinstance(value, Mapping):
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def _place(target: pathlib.Path, path: str) -> pathlib.Path:
+    """Where a node path lies below target; absolute links on the way resolve inside target, not on this machine."""
+    if ".." in pathlib.PurePosixPath(path).parts:
+        raise NoCapture(f"{path}: wanted a plain absolute path")
+    parts = list(pathlib.PurePosixPath(path).parts[1:])
+    real = target
+    for part in parts[:-1]:
+        step = real / part
+        if step.is_symlink():
+            goal = os.readlink(step)
+            base = target if goal.startswith("/") else real
+            step = pathlib.Path(os.path.normpath(base / goal.lstrip("/")))
+            if os.path.commonpath([step, target]) != str(target):
+                raise NoCapture(f"{path}: a link points out of the captured tree")
+        real = step
+    real.mkdir(parents=True, exist_ok=True)
+    return real / parts[-1]

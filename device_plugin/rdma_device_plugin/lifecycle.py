@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Make a service a registered resource: sockets, the registration state machine, kubelet restarts.
 
-Knows nothing about devices. There are two ways to register:
+Knows nothing about devices; beside it are the settings. There are two ways to register:
   watch   it finds our socket in plugins_registry, asks GetInfo and connects;
   legacy  we call Register on kubelet.sock, and it connects to our socket beside it before it returns.
 Where plugins_registry exists, watch comes first. Silence means that nothing watches the directory (a hostPath mount
@@ -25,13 +25,13 @@ from urllib.parse import quote
 
 import grpc
 
-from . import log, sockets
+from . import cdi, log, sockets
 from .config import KUBELET_SOCKET
 from .events import Directories
 from .kubelet import deviceplugin_pb2 as api
 from .kubelet import deviceplugin_pb2_grpc
-from .listener import Listener
 from .server import VERSION, Observer, Service
+from .sockets import Listener
 from .worker import backstop, end, take
 
 WATCH, LEGACY = "watch", "legacy"
@@ -408,3 +408,37 @@ async def _nothing() -> None:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+# Its place in upstream's image.
+CONFIG_FILE = "/k8s-rdma-shared-dev-plugin/config.json"
+
+
+class Settings(NamedTuple):
+    """The command line's settings."""
+
+    config_file: str = CONFIG_FILE
+    strict: bool = False
+    use_cdi: bool = False
+    cdi_mode: str = "devices"
+    cdi_directory: str = cdi.DIRECTORY
+    root: str = "/"
+    places: Places = Places()
+    timing: Timing = Timing()
+    metrics: str = ""
+    # DRA: which API serves the config's entries; credential and node name, and the kubelet's directory for drivers.
+    mode: str = "device-plugin"
+    kubeconfig: str = ""
+    node_name: str = ""
+    plugins_directory: str = "/var/lib/kubelet/plugins"
+    # Seconds: between looks at port states; from an event to the scan, so that one scan serves a burst; the longest
+    # wait for the first scan; between scans while a pool is empty; after which a read counts as hung; the longest wait
+    # for a CDI spec to be written, for an answer of the API server, and for all servers to end.
+    port_poll: float = 0.5
+    settle: float = 0.1
+    first_scan: float = 3.0
+    empty_scan: float = 5.0
+    hung: float = 30.0
+    cdi_patience: float = 5.0
+    api_timeout: float = 10.0
+    stop: float = 5.0

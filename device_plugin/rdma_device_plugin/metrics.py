@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 
 from . import __version__, pools
 from .hca import Tree, paths
-from .state import State
+from .status import State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "rdma_device_plugin_"

@@ -12,7 +12,6 @@ from .config import Config, ExtraSelectors, Pool, Selectors
 from .pools import Inventory
 
 DEVICE_PLUGIN, DRA, BOTH = "device-plugin", "dra", "both"
-MODES = (DEVICE_PLUGIN, DRA, BOTH)
 
 
 class Split(NamedTuple):

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Callable, Optional
 
-from . import allocation, checkpoint, claims, claimspecs, devices, log, pools
+from . import allocation, checkpoint, claims, devices, log, pools
 from .claims import Key, Prepared, Record, Refused, Result
 from .devices import Device
 from .kubeapi import Api, ApiProblem
@@ -70,13 +70,13 @@ class Preparer:
                 reason=str(damage),
                 file=aside,
             )
-        there = await self._file(claimspecs.present, self._cdi)
+        there = await self._file(checkpoint.specs, self._cdi)
         unknown = {uid: key for uid, key in there.items() if uid not in self.records}
         if lost:
             self._unknown = unknown
         else:
             for uid in unknown:  # a crash between the removal of a record and of its spec
-                await self._file(claimspecs.remove, self._cdi, uid)
+                await self._file(checkpoint.remove_spec, self._cdi, uid)
         await self.keep()
         log.info("prepared claims", known=len(self.records), to_be_found=len(self._unknown))
 
@@ -91,7 +91,7 @@ class Preparer:
                     record = await self._found(uid, key)
                 except Refused as refusal:
                     log.warning("a CDI spec without a claim is removed", uid=uid, reason=str(refusal))
-                    await self._file(claimspecs.remove, self._cdi, uid)
+                    await self._file(checkpoint.remove_spec, self._cdi, uid)
                 else:
                     await self._remember(record)
                     log.info("a prepared claim is known again", claim=record.key.text, uid=uid)
@@ -117,7 +117,7 @@ class Preparer:
 
     async def _release(self, uid: str) -> None:
         """The record goes last: while it is there, the next attempt finds it."""
-        await self._file(claimspecs.remove, self._cdi, uid)
+        await self._file(checkpoint.remove_spec, self._cdi, uid)
         await self._remember(None, uid)
 
     async def _found(self, uid: str, key: Optional[Key]) -> Record:
@@ -233,7 +233,7 @@ class Preparer:
     async def _spec(self, record: Record) -> None:
         if not all(one.files for one in record.devices):
             return  # its HCA was gone when a lost checkpoint was made anew: what is there is better than nothing
-        await self._file(claimspecs.write, self._cdi, record)
+        await self._file(checkpoint.write_spec, self._cdi, record)
 
     async def _remember(self, record: Optional[Record], forget: str = "") -> None:
         """Write the checkpoint with one claim more or less, and only then believe it.

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Socket files beside those of the kubelet and of other plugins: published atomically, removed only if ours."""
+"""Socket files beside those of the kubelet and of other plugins: published atomically, removed only if ours, served."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import fcntl
 import os
 import socket
 import time
-from typing import Optional
+from typing import Optional, Protocol
+from urllib.parse import quote
+
+import grpc
 
 MAX_PATH = 107  # sockaddr_un.sun_path without its zero
 # Seconds: a socket exists a moment before anyone listens on it, and does not respond then.
@@ -167,3 +170,63 @@ class Claim:
             return os.path.samestat(os.fstat(fd), os.lstat(self.path))
         except OSError:
             return False
+
+
+class Servicer(Protocol):
+    """What can be served: it adds its services to a server."""
+
+    def attach(self, server: grpc.aio.Server) -> None: ...
+
+
+class Listener:
+    """One gRPC server on one published socket."""
+
+    def __init__(self, directory: str, name: str):
+        self.path = f"{directory}/{name}"
+        self._directory = directory
+        self._name = name
+        self._server: Optional[grpc.aio.Server] = None
+        self._identity: Optional[Identity] = None
+        self._silence = Silence()
+
+    @property
+    def published(self) -> bool:
+        """Whether the socket at our path is ours; the kubelet removes all sockets when it starts."""
+        return self._identity is not None and identity(self.path) == self._identity
+
+    @property
+    def foreign(self) -> bool:
+        """Whether another process serves our path."""
+        return not self.published and answers(self.path)
+
+    async def start(self, service: Servicer, generation: int) -> None:
+        """Serve, then publish: a visible socket responds. OSError when the directory does not allow it."""
+        if len(os.fsencode(self.path)) > MAX_PATH:
+            raise OSError(errno.ENAMETOOLONG, f"socket paths hold {MAX_PATH} bytes", self.path)
+        # grpc only says "failed to bind", whatever the reason; find the reason first.
+        if not os.access(self._directory, os.W_OK | os.X_OK):
+            os.stat(f"{self._directory}/.")
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._directory)
+        bound = hidden(self._directory, self._name, generation)
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        service.attach(server)
+        try:
+            try:
+                server.add_insecure_port(f"unix:{quote(bound)}")
+            except RuntimeError as error:
+                raise OSError(errno.EIO, f"cannot bind: {error}", bound) from None
+            await server.start()
+            identity = publish(bound, self.path, self._identity, self._silence)
+        except BaseException:
+            await server.stop(0)
+            raise
+        before, self._server, self._identity = self._server, server, identity
+        if before:
+            await before.stop(0)
+
+    async def stop(self, grace: float) -> None:
+        """Unpublish and stop. A foreign socket at our path stays."""
+        withdraw(self.path, self._identity)
+        server, self._server, self._identity = self._server, None, None
+        if server:
+            await server.stop(grace)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpufabric.rdma.tests.tools.figures import Section
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import SNAPSHOT, Cluster
 
-FIGURES = Section("figures of the lab's cluster")
+FIGURES = pytest.StashKey[list]()
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    FIGURES.write(terminalreporter, config)
+    lines = config.stash.get(FIGURES, [])
+    if lines:
+        terminalreporter.section("figures of the lab's cluster")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
 def brought_up(pytestconfig):
     found = Cluster()
-    found.figures = FIGURES.lines(pytestconfig)
+    found.figures = pytestconfig.stash.setdefault(FIGURES, [])
     found.bring_up()
     return found
 
@@ -33,14 +36,3 @@ def breakable(brought_up):
     yield brought_up
     brought_up.labctl("restore", SNAPSHOT)
     brought_up.wait(brought_up.settled, "all nodes Ready and all pods running")
-
-
-@pytest.fixture
-def bare(pytestconfig):
-    """Nodes as after their first boot, for a test that has no use for the cluster that others break."""
-    found = Cluster()
-    found.figures = FIGURES.lines(pytestconfig)
-    found.labctl("up")
-    found.labctl("bundle")
-    found.labctl("restore", "ready")
-    return found

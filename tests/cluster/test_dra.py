@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -18,7 +17,8 @@ import time
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls
-from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT
+from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_object
+from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import CHECKOUT
 
 sys.path[:0] = [str(CHECKOUT / "lab")]
 
@@ -33,7 +33,6 @@ GPUS = (
     "systemd-run --quiet --unit=gpu-dra /usr/local/bin/gpu-dra -class {kind} -node-name {node}"
     " -kubeconfig /var/lib/rancher/k3s/agent/kubelet.kubeconfig"
 )
-RESIDENT = "sed -n 's/^VmRSS:[^0-9]*\\([0-9]*\\) kB/\\1/p' /proc/$(systemctl show -P MainPID rdma-device-plugin)/status"
 CLAIM_FILES = "ls /var/run/cdi 2>/dev/null | grep rdma-claim; true"
 CHECKPOINT = f"cat /var/lib/kubelet/plugins/{DRIVER}/checkpoint.json 2>/dev/null; true"
 SAID = "journalctl --boot --no-pager --unit=rdma-device-plugin --unit=k3s | grep -vi heartbeat | tail -n 60"
@@ -41,7 +40,6 @@ SPACE = lab_pitfalls.NAMESPACE
 PATIENCE = 600
 ROUNDS = int(os.environ.get("DRA_ROUNDS") or 3)
 PLACEMENTS = int(os.environ.get("DRA_PLACEMENTS") or 8)
-STARTS = 5  # pods whose start is timed
 GATES = tuple(filter(None, os.environ.get("DRA_GATES", "").split(",")))
 GATED = ("kube-apiserver-arg", "kube-controller-manager-arg", "kube-scheduler-arg")
 # In the form of the lab's double of k3s (docs/lab.md).
@@ -53,12 +51,8 @@ GATES_ON = {
 
 def template(name, **classes):
     requests = [{"name": key, "exactly": {"deviceClassName": one}} for key, one in classes.items()]
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name, "namespace": SPACE},
-        "spec": {"spec": {"devices": {"requests": requests}}},
-    }
+    spec = {"spec": {"devices": {"requests": requests}}}
+    return api_object("resource.k8s.io/v1", "ResourceClaimTemplate", name, SPACE, spec=spec)
 
 
 def plain(cluster, name):
@@ -86,10 +80,7 @@ def anywhere(pod):
 
 
 def start(cluster, *pods):
-    lab_pitfalls.apply(cluster, *pods)
-    for one in pods:
-        name = one["metadata"]["name"]
-        cluster.wait(lambda name=name: lab_pitfalls.running(cluster, name), f"{name} runs", PATIENCE)
+    lab_pitfalls.start(cluster, *pods, patience=PATIENCE)
 
 
 def remove(cluster, *names):
@@ -163,37 +154,14 @@ def nothing_left(cluster):
     cluster.wait(lambda: not cluster.get("resourceclaims", "-n", SPACE).get("items"), "no claim", PATIENCE)
 
 
-def note_starts(cluster, what, make):
-    """From the request for a pod until it is seen running, for pods one after the other."""
-    took = []
-    for number in range(STARTS):
-        name = f"start-{number}"
-        begun = time.monotonic()
-        start(cluster, make(name))
-        took.append(time.monotonic() - begun)
-        remove(cluster, name)
-    cluster.note(
-        f"{min(took):7.1f} s  {what}: pod to running, least of {STARTS}; median {statistics.median(took):.1f} s"
-    )
-
-
-def note_resident(cluster, mode):
-    rows = [int(cluster.node(name, RESIDENT)) / 1024 for name in cluster.nodes]
-    cluster.note(f"{max(rows):7.1f} MiB RSS of the plugin, -mode {mode}")
-
-
 def changed_to(cluster, mode, *more):
     with cluster.timed(f"cluster.yml: plugin to {mode}"):
-        done = cluster.run("cluster.yml", "-e", f"device_plugin_api={mode}", *more)
-    assert done.code == 0, done.text[-6000:]
+        cluster.succeed("cluster.yml", "-e", f"device_plugin_api={mode}", *more)
 
 
 @pytest.fixture(scope="module")
 def over_dra(brought_up):
     """The cluster with the plugin in mode dra and the double of a GPU's driver."""
-    note_resident(brought_up, "device-plugin")
-    note_starts(brought_up, "device plugin", lambda name: lab_pitfalls.taking(plain(brought_up, name), 1))
-
     changed_to(brought_up, "dra", *(("-e", json.dumps(GATES_ON)) if GATES else ()))
     with brought_up.timed("DRA: slices after the run"):
         brought_up.wait(lambda: offering(brought_up) == set(brought_up.nodes), "slices", PATIENCE)
@@ -204,12 +172,8 @@ def over_dra(brought_up):
             subprocess.run([CHECKOUT / "lab/labctl", "ssh", name, receive], stdin=stream, check=True)
         brought_up.node(name, GPUS.format(kind=ROOT_PORTS, node=name))
     expression = f"device.driver == '{GPU_DRIVER}'"
-    gpus = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": GPU_CLASS},
-        "spec": {"selectors": [{"cel": {"expression": expression}}]},
-    }
+    spec = {"selectors": [{"cel": {"expression": expression}}]}
+    gpus = api_object("resource.k8s.io/v1", "DeviceClass", GPU_CLASS, spec=spec)
     lab_pitfalls.apply(brought_up, gpus, template("rail0", rail=f"rail-0.{DRIVER}"))
     count = len(ROOTS) * len(brought_up.nodes)
     brought_up.wait(lambda: len(slices(brought_up, GPU_DRIVER)) == count, f"{count} GPUs", PATIENCE)
@@ -224,12 +188,6 @@ def test_each_fabric_hca_is_at_a_root_of_its_own(over_dra):
         roots = {found["name"]: found.get(ROOT) for (node, _device), found in hcas.items() if node == name}
         assert (roots["rxe0"], roots["rxe1"]) == ("pci0000:40", "pci0000:80")
         assert {found[ROOT] for (node, _device), found in gpus.items() if node == name} == ROOTS
-
-
-def test_a_claim_starts_a_pod_as_fast_as_the_device_plugin(over_dra):
-    note_starts(over_dra, "DRA", lambda name: pod(over_dra, name, "rail0"))
-    note_resident(over_dra, "dra")
-    nothing_left(over_dra)
 
 
 def test_gpus_and_their_rails_are_aligned_wherever_they_are_placed(over_dra):
@@ -378,4 +336,3 @@ def test_both_serves_each_rail_one_way(over_dra):
 
     over_dra.wait(lambda: rails() == {(name, 1) for name in over_dra.nodes}, "rail 1 alone over DRA", PATIENCE)
     over_dra.wait(lambda: (over_dra.allocatable(lab_pitfalls.RESOURCE) or 0) > 0, "rail 0 as a resource", PATIENCE)
-    note_resident(over_dra, "both")

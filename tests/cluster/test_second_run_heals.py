@@ -1,6 +1,6 @@
 """Five pitfalls at once: verify names each, and a second run repairs exactly these.
 
-The short form of test_second_run.py and test_pitfalls.py, for every commit.
+The short form of test_runs.py and test_pitfalls.py, for every commit.
 """
 
 from __future__ import annotations
@@ -35,15 +35,13 @@ def test_a_second_run_heals_five_pitfalls_and_touches_nothing_else(breakable):
     breakable.kubectl("delete", "network-attachment-definition", "slot", "large", "-n", pitfalls.NAMESPACE)
     with breakable.timed("site.yml on the finished cluster, healing three"):
         # The test's own pod below is the proof; the test pods of verify have run once.
-        healed = breakable.run("site.yml", "-e", '{"multus_foreign_allowed": true, "verification_pods": false}')
-    assert healed.code == 0, healed.text[-6000:]
-    breakable.note_longest(healed, "the second run", 12)
+        healed = breakable.succeed("site.yml", "-e", '{"multus_foreign_allowed": true, "verification_pods": false}')
     for name in breakable.nodes:
         assert healed.checks(name, "failed") == []
-        calls = healed.record["hosts"][name]["calls"]
+        calls = healed.record[name]["calls"]
         breakable.note(f"{len(calls):7}    remote calls of the second run to {name}")
         assert len(calls) <= REMOTE_CALLS, calls
-    changes = [(name, change) for name in breakable.nodes for change in healed.record["hosts"][name]["changes"]]
+    changes = [(name, change) for name in breakable.nodes for change in healed.record[name]["changes"]]
     breakable.note(f"        changes of the second run: {sorted({change['object'] for _name, change in changes})}")
     healing = (pitfalls.PLUGIN, pitfalls.CONF, pitfalls.FOREIGN, pitfalls.GUARD)
     unasked = [change for _name, change in changes if not any(thing in change["object"] for thing in healing)]
@@ -55,6 +53,5 @@ def test_a_second_run_heals_five_pitfalls_and_touches_nothing_else(breakable):
     breakable.wait(
         lambda: "clusterNetwork" in pitfalls.conf_of(breakable), "Multus' configuration is whole", pitfalls.PATIENCE
     )
-    pitfalls.apply(breakable, pitfalls.pod("after", worker, "default/rail0"))
-    breakable.wait(lambda: pitfalls.running(breakable, "after"), "a pod runs", pitfalls.PATIENCE)
+    pitfalls.start(breakable, pitfalls.pod("after", worker, "default/rail0"))
     assert pitfalls.interfaces(breakable, "after") == ["eth0", "net1"]

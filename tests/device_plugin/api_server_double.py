@@ -40,7 +40,7 @@ class ApiServer:
         self.slices, self.claims = {}, {}
         self.nodes = {node: {"metadata": {"name": node, "uid": f"uid-of-{node}"}}}
         self.changed = threading.Condition(threading.RLock())
-        self.calls, self.conflicts, self.hang = [], 0, 0.0
+        self.calls, self.conflicts = [], 0
         self.kubeconfig = pathlib.Path(base) / "kubeconfig"
         self._version, self._events, self._oldest = 100, [], 100
         self._server = self._port = None
@@ -221,9 +221,7 @@ class ApiServer:
         version = body["metadata"].get("resourceVersion")
         if self.conflicts or (version and version != before["metadata"]["resourceVersion"]):
             self.conflicts = max(0, self.conflicts - 1)
-            raise Refusal(
-                409, "Conflict", "the object has been modified; please apply your changes to the latest version"
-            )
+            raise Refusal(409, "Conflict", "the object has been modified; please apply your changes to the latest one")
         self._check(body)
         for path in (("driver",), ("nodeName",), ("pool", "name")):
             old, new = before["spec"], body["spec"]
@@ -347,8 +345,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         split = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(split.query))
         path = urllib.parse.unquote(split.path)
-        if api.hang:
-            time.sleep(api.hang)
         try:
             answer = api.answer(self.command, path, query, self.headers.get("Authorization"), body)
             code = 201 if self.command == "POST" else 200

@@ -1,13 +1,16 @@
-"""Runs a Plugin in a thread with a node of tests/fixtures below it, and changes that node."""
+"""Runs a Plugin in a thread or as a process, with a node of tests/fixtures below it that changes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import fcntl
+import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,13 +19,13 @@ import time
 
 from conftest import PACKAGE
 from kubelet_double import PATIENCE
-from node import HERE, Node
 from rdma_device_plugin import daemon, status
-from rdma_device_plugin.lifecycle import Places, Timing
-from rdma_device_plugin.settings import Settings
+from rdma_device_plugin.lifecycle import Places, Settings, Timing
 
-__all__ = ["COMMAND", "ENVIRONMENT", "FAST", "HERE", "SOON", "Node", "Process", "Running", "document", "entry"]
-
+HERE = pathlib.Path(__file__).resolve().parent
+_spec = importlib.util.spec_from_file_location("fixture_tree", HERE.parent / "tools/tree.py")
+fixture_tree = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(fixture_tree)
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONWARNINGS": "error"}
 COMMAND = [sys.executable, "-m", "rdma_device_plugin"]
@@ -44,6 +47,66 @@ def document(*entries, interval=None):
     return json.dumps(made if interval is None else {**made, "periodicUpdateInterval": interval}).encode()
 
 
+class Node:
+    """A laid-out node of tests/fixtures below `root`, which changes as hardware would."""
+
+    def __init__(self, root, fixture="gh200-cx7-roce", rename=()):
+        self.root = pathlib.Path(root)
+        fixture = fixture_tree.load(fixture)
+        if rename:
+            text = json.dumps(fixture, default=str)
+            for before, after in rename:
+                text = text.replace(before, after)
+            fixture = json.loads(text)
+        fixture_tree.lay_out(fixture, self.root)
+        self._aside = self.root / "aside"
+        self._aside.mkdir()
+
+    def path(self, name):
+        return self.root / name.lstrip("/")
+
+    def hcas(self):
+        return sorted(path.name for path in self.path("/sys/class/infiniband").iterdir())
+
+    def port(self, hca, state, number=1):
+        """state: `4: ACTIVE`, `1: DOWN`"""
+        path = self.path(f"/sys/class/infiniband/{hca}/ports/{number}/state")
+        unfinished = path.with_suffix(".new")
+        unfinished.write_text(f"{state}\n")
+        os.rename(unfinished, path)
+
+    def unplug(self, hca):
+        self._move(self.path(f"/sys/class/infiniband/{hca}"), self._aside / hca)
+
+    def plug(self, hca):
+        self._move(self._aside / hca, self.path(f"/sys/class/infiniband/{hca}"))
+
+    def _move(self, before, after):
+        os.symlink(os.readlink(before), after)
+        os.unlink(before)
+
+    def unload(self, module):
+        """Take what a module makes away: ib_umad, rdma_ucm."""
+        for name in {"ib_umad": ["/sys/class/infiniband_mad"], "rdma_ucm": ["/sys/module/rdma_ucm"]}[module]:
+            os.rename(self.path(name), self._aside / os.path.basename(name))
+        return self
+
+    def load(self, module):
+        for name in {"ib_umad": ["/sys/class/infiniband_mad"], "rdma_ucm": ["/sys/module/rdma_ucm"]}[module]:
+            os.rename(self._aside / os.path.basename(name), self.path(name))
+
+    def netns(self, mode):
+        self.path("/sys/module/ib_core/parameters/netns_mode").write_text(mode + "\n")
+
+    def nodes(self, *names):
+        """Make /dev/infiniband visible with these entries only."""
+        directory = self.path("/dev/infiniband")
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        for name in names:
+            (directory / name).touch()
+
+
 class Running:
     """A Plugin in its own thread and loop.
 
@@ -52,20 +115,9 @@ class Running:
     """
 
     def __init__(
-        self,
-        base,
-        config,
-        root,
-        timing=FAST,
-        mode="auto",
-        start=True,
-        tree=None,
-        link_up=None,
-        folder="config",
-        own_netns=False,
-        settings_mode="device-plugin",
-        **settings,
-    ):
+        self, base, config, root, timing=FAST, start=True, tree=None, link_up=None, folder="config", own_netns=False,
+        settings_mode="device-plugin", **settings,
+    ):  # fmt: skip
         self.base = pathlib.Path(base)
         self.config_file = self.base / folder / "config.json"
         self.config_file.parent.mkdir(exist_ok=True)
@@ -73,7 +125,7 @@ class Running:
         self.settings = Settings(
             config_file=str(self.config_file),
             root=str(root),
-            places=Places(f"{base}/plugins_registry", f"{base}/device-plugins", mode),
+            places=Places(f"{base}/plugins_registry", f"{base}/device-plugins"),
             timing=timing,
             cdi_directory=f"{base}/cdi",
             mode=settings_mode,
@@ -180,18 +232,13 @@ class Running:
 class Process:
     """The command line as a process, with its real times."""
 
-    def __init__(self, base, config, root, *arguments, under=()):
+    def __init__(self, base, config, root, *arguments, under=(), log=None):
         (base / "config.json").write_bytes(config)
         self.log = base / "log"
-        with open(self.log, "wb") as log, open(base / "out", "wb") as out:
-            self.begun = time.monotonic()
-            places = ["-kubelet-root", str(base), "-device-plugin-dir", f"{base}/device-plugins"]
-            self.process = subprocess.Popen(
-                [*under, *COMMAND, "-config-file", str(base / "config.json"), "-root", str(root), *places, *arguments],
-                env=ENVIRONMENT,
-                stderr=log,
-                stdout=out,
-            )
+        places = ["-kubelet-root", str(base), "-device-plugin-dir", f"{base}/device-plugins", "-root", str(root)]
+        command = [*under, *COMMAND, "-config-file", str(base / "config.json"), *places, *arguments]
+        with open(self.log, "wb") as own, open(base / "out", "wb") as out:
+            self.process = subprocess.Popen(command, env=ENVIRONMENT, stderr=log or own, stdout=out)
 
     def end(self, number):
         begun = time.monotonic()
@@ -206,3 +253,81 @@ class Process:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+
+# Files whose reads never come back, as sysfs of a card with stuck firmware: a FIFO, a file system in user space.
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_MNT_DETACH = 2
+_HEADER = struct.Struct("IIQQIIII")  # struct fuse_in_header: length, opcode, unique, node, uid, gid, pid, padding
+_ANSWER = struct.Struct("IiQ")
+_FORGET, _GETATTR, _OPEN, _READ, _INIT, _INTERRUPT, _BATCH_FORGET = 2, 3, 14, 15, 26, 36, 42
+_ENOSYS = 38
+
+
+class Fifo:
+    """A named pipe in place of the file: a plain open(2) waits for a writer for ever; that of the library does not."""
+
+    hangs = False
+
+    def __init__(self, path):
+        self._path = path
+        os.mkfifo(f"{path}.new")
+        os.rename(f"{path}.new", path)
+
+    def close(self):
+        with contextlib.suppress(OSError):  # ENXIO: no reader
+            os.close(os.open(self._path, os.O_WRONLY | os.O_NONBLOCK))
+
+
+class Fuse:
+    """A file system of one regular file, mounted over it: open(2) works, read(2) gets no answer.
+
+    Not even SIGKILL ends a wait for an answer to what is asked already, as with a driver that waits for its firmware.
+    OSError where this process may not mount, or there is no FUSE.
+    """
+
+    hangs = True
+
+    def __init__(self, path):
+        self._path = os.fsencode(path)
+        self.asked = threading.Event()
+        self._fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        options = f"fd={self._fd},rootmode=100644,user_id=0,group_id=0,allow_other".encode()
+        if _LIBC.mount(b"hanging", self._path, b"fuse", 0, options) != 0:
+            os.close(self._fd)
+            raise OSError(ctypes.get_errno(), "cannot mount FUSE")
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self):
+        """Unmount; pending readers get an error."""
+        _LIBC.umount2(self._path, 1)  # MNT_FORCE aborts the requests that wait
+        _LIBC.umount2(self._path, _MNT_DETACH)
+        self._thread.join(5)
+        os.close(self._fd)
+
+    def _serve(self):
+        while True:
+            try:
+                request = os.read(self._fd, 1 << 17)
+            except OSError:
+                return  # unmounted
+            _length, opcode, unique, *_rest = _HEADER.unpack_from(request)
+            if opcode == _READ:
+                self.asked.set()
+            elif opcode not in (_FORGET, _INTERRUPT, _BATCH_FORGET):
+                body = self._body(opcode)
+                error = 0 if body is not None else -_ENOSYS
+                with contextlib.suppress(OSError):
+                    os.write(self._fd, _ANSWER.pack(_ANSWER.size + len(body or b""), error, unique) + (body or b""))
+
+    def _body(self, opcode):
+        if opcode == _INIT:
+            return struct.pack("IIIIHHIIHHI28x", 7, 31, 4096, 0, 1, 1, 4096, 1, 1, 0, 0)
+        if opcode == _GETATTR:
+            attributes = struct.pack("6Q3I7I", 1, 4096, 8, 0, 0, 0, 0, 0, 0, 0o100644, 1, 0, 0, 0, 4096, 0)
+            return struct.pack("QII", 0, 0, 0) + attributes
+        if opcode == _OPEN:
+            return struct.pack("QII", 1, 1, 0)  # FOPEN_DIRECT_IO: each read comes here
+        return None

@@ -107,7 +107,7 @@ class Driver:
         self.api, stubs = self.SERVICES[self.service]
         self.channel = grpc.insecure_channel(f"unix:{endpoint}", options=(("grpc.use_local_subchannel_pool", 1),))
         self.stub = stubs.DRAPluginStub(self.channel)
-        self.health, self.messages, self._call = {}, 0, None
+        self.health, self._call = {}, None
         self._kubelet = kubelet
         if kubelet.health:
             self._call = health_grpc.DRAResourceHealthStub(self.channel).NodeWatchResources(
@@ -120,7 +120,6 @@ class Driver:
             for answer in self._call:
                 with self._kubelet.changed:
                     self.health = {one.device.device_name: one.health for one in answer.devices}
-                    self.messages += 1
                     self._kubelet.changed.notify_all()
 
     def _claims(self, claims):

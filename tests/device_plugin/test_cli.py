@@ -1,7 +1,8 @@
-"""The command line as processes: Go's flag syntax, exit codes, streams, signals (1.1)."""
+"""The command line as processes: Go's flag syntax, exit codes, streams, signals (1.1); and the distribution."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import fcntl
 import io
@@ -14,24 +15,28 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
+import zipfile
 
 import grpc
 import pytest
-from harness import COMMAND, ENVIRONMENT, Node, Process, document, entry
+from conftest import PACKAGE
+from harness import COMMAND, ENVIRONMENT, Node, Process, document, entry, fixture_tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubelet_double import Kubelet
-from node import fixture_tree
 from rdma_device_plugin import cli, log
 from rdma_device_plugin.config import ConfigError, load
 from rdma_device_plugin.log import printable
 
 
+def told(command, **options):
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
 def run(*arguments):
-    return subprocess.run(
-        [*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=30, check=False
-    )
+    return told([*COMMAND, *arguments], env=ENVIRONMENT)
 
 
 def flags(*arguments):
@@ -111,16 +116,6 @@ def test_help_version_and_errors():
 # Starting.
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=40))
-def test_check_config_never_ends_with_a_traceback(base, data):
-    (base / "config.json").write_bytes(data)
-    answer = run("check-config", str(base / "config.json"))
-    assert answer.returncode == 1
-    assert answer.stdout == ""
-    assert answer.stderr.startswith(f"{base}/config.json: ")
-
-
 _WHOLE = document(entry("a", env="nccl", health={"ports": "all"}), entry("b", speed=1), interval=5)
 
 
@@ -189,9 +184,7 @@ def test_explain(base):
     ]
     node = Node(base / "node", "card-without-mlx5-ib")
     answer = run("explain", "-config-file", str(base / "config.json"), "--root", str(node.root))
-    (line,) = [line for line in answer.stdout.splitlines() if line.startswith("  0000:3b:00.0 (enp59s0f0np0): out: ")][
-        :1
-    ]
+    line = next(one for one in answer.stdout.splitlines() if one.startswith("  0000:3b:00.0 (enp59s0f0np0): out: "))
     assert "mlx5_ib" in line
     assert "/etc/modprobe.d/" in line, "the file that blocks the module"
     assert "0000:02:00.0 (eno1): out: no RDMA device: driver igb does not create one" in answer.stdout
@@ -221,14 +214,13 @@ def test_explain_refuses_an_invalid_capture(base, content, text):
 # The captured node, and a composed one of each kind of link and file.
 @pytest.mark.parametrize("name", ["lab-rxe-debian12", "sfs", "vfs", "gh200-cx7-roce", "mlx4-two-ports"])
 def test_a_captured_file_is_explained_as_its_tree_is(base, name):
-    from rdma_device_plugin import captured
     from rdma_device_plugin import explain as explanation
     from rdma_device_plugin.config import load
 
     config = load(document(entry(), entry("s", extraSelectors={"ifNames": ["*"]}, softwareDevices=True)))
     node = Node(base / "node", name)
     (base / "laid").mkdir()
-    captured.lay_out(captured.load(str(fixture_tree.write(name, base))), base / "laid")
+    explanation.lay_out(explanation.load(str(fixture_tree.write(name, base))), base / "laid")
     assert explanation.explain(config, str(base / "laid")) == explanation.explain(config, str(node.root))
 
 
@@ -404,43 +396,19 @@ def test_a_closed_stdout_causes_no_traceback(base, node):
 
 def test_an_unread_log_blocks_nothing(base, node):
     """A full pipe on stderr: Allocate answers, and SIGTERM ends it"""
-    (base / "config.json").write_bytes(document(entry(maxPerContainer=1)))
     reading, writing = os.pipe()
     fcntl.fcntl(writing, 1031, 4096)  # F_SETPIPE_SZ
-    with Kubelet(base, watches=False) as kubelet:
-        places = ["-kubelet-root", str(base), "-device-plugin-dir", f"{base}/device-plugins", "-root", str(node.root)]
-        process = subprocess.Popen(
-            [*COMMAND, "-config-file", str(base / "config.json"), *places],
-            env=ENVIRONMENT,
-            stderr=writing,
-            stdout=subprocess.DEVNULL,
-        )
-        try:
-            kubelet.wait_allocatable("rdma/test_server", 100)
-            for _number in range(100):
-                with pytest.raises(grpc.RpcError) as refusal:  # each is a line of the log
-                    kubelet.allocate("rdma/test_server", ["0", "1"])
-                assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            kubelet.allocate("rdma/test_server", ["0"])
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(5) == 0
-        finally:
-            process.kill()
-            process.wait()
-            os.close(reading)
-            os.close(writing)
-
-
-def test_many_pools_within_the_limit_of_descriptors(base, node):
-    """600 pools under a soft limit of 1,024: all are served, and SIGTERM takes less than systemd gives it"""
-    pools = [entry(f"pool{number}", count=1) for number in range(600)]
-    under = ["prlimit", "--nofile=1024:4096"]
-    with Kubelet(base, watches=False) as kubelet, Process(base, document(*pools), node.root, under=under) as plugin:
-        assert kubelet.wait(lambda: len(kubelet.clients) == 600, seconds=120), len(kubelet.clients)
-        kubelet.wait(lambda: all(kubelet.allocatable(f"rdma/{pool['resourceName']}") for pool in pools), seconds=60)
-        assert all(kubelet.allocatable(f"rdma/{pool['resourceName']}") == 1 for pool in pools)
-        code, took = plugin.end(signal.SIGTERM)
-        assert (code, took < 8) == (0, True), took
+    config = document(entry(maxPerContainer=1))
+    with Kubelet(base, watches=False) as kubelet, Process(base, config, node.root, log=writing) as plugin:
+        kubelet.wait_allocatable("rdma/test_server", 100)
+        for _number in range(100):
+            with pytest.raises(grpc.RpcError) as refusal:  # each is a line of the log
+                kubelet.allocate("rdma/test_server", ["0", "1"])
+            assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        kubelet.allocate("rdma/test_server", ["0"])
+        assert plugin.end(signal.SIGTERM)[0] == 0
+    os.close(reading)
+    os.close(writing)
 
 
 def _processor_seconds(pid):
@@ -470,11 +438,71 @@ def test_thousands_of_pools_start_and_end_in_seconds(base, node):
     assert list(folder.glob("*.sock")) == []
 
 
-def test_a_device_id_of_thousands_of_digits_is_refused(base, node):
-    with Kubelet(base, watches=False) as kubelet, Process(base, document(entry()), node.root) as plugin:
-        kubelet.wait_allocatable("rdma/test_server", 100)
-        with pytest.raises(grpc.RpcError) as refusal:
-            kubelet.allocate("rdma/test_server", ["9" * 5000])
-        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert len(refusal.value.details()) < 500
-        assert "Traceback" not in plugin.log.read_text()
+# --- the distribution: generated code, the library inside, Python versions, layers ------------------------------------
+
+
+SOURCES = sorted((PACKAGE / "rdma_device_plugin").glob("*.py"))
+LIBRARY = PACKAGE.parent / "plugins/module_utils/hca"
+# Lowest first: each imports only from the lines above it, never from its own line.
+LAYERS = [
+    {"gojson", "log", "sockets", "_build"},
+    {"events", "worker"},
+    {"config"},
+    {"pools"},
+    {"allocation", "devices", "modes"},
+    {"cdi", "slices", "claims"},
+    {"server", "explain", "checkpoint", "kubeapi"},
+    {"lifecycle", "publisher", "preparer"},
+    {"dra"},
+    {"status"},
+    {"metrics"},
+    {"daemon"},
+    {"cli"},
+    {"__main__"},
+]
+
+
+def test_the_generated_code_is_that_of_the_contract(base):
+    written = told([sys.executable, str(PACKAGE / "generate.py"), str(base)])
+    assert written.returncode == 0, written.stderr
+    made = sorted(path.relative_to(base) for path in base.rglob("*_pb2*.py"))
+    assert len(made) == 10
+    for path in made:
+        assert (base / path).read_text() == (PACKAGE / path).read_text(), f"run device_plugin/generate.py: {path}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_a_module_imports_only_from_lower_layers(path):
+    if path.stem == "__init__":
+        return
+    # Under the oldest Python of a node, and a module without a layer is none.
+    level = next(number for number, names in enumerate(LAYERS) if path.stem in names)
+    below = set().union(*LAYERS[:level]) | {"hca", "kubelet", "__version__", "hca.text"}
+    tree = ast.parse(path.read_text(), feature_version=(3, 9))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            names = {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+            assert names <= below, f"{path.name}:{node.lineno} imports {sorted(names - below)}"
+
+
+def test_a_wheel_holds_the_package_and_the_library(base):
+    """One source of the library: the build puts it in"""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    built = told([*pip, "-w", str(base), str(PACKAGE)])
+    assert built.returncode == 0, built.stderr
+    (wheel,) = base.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(base / "site")
+        (licence,) = [archive.read(name) for name in names if name.endswith(".dist-info/licenses/LICENSE")]
+    assert licence == (PACKAGE.parent / "LICENSE").read_bytes()
+    assert {f"rdma_device_plugin/hca/{path.name}" for path in LIBRARY.glob("*.py")} <= names
+    assert "rdma_device_plugin/config.schema.json" in names
+    assert "rdma_device_plugin/kubelet/deviceplugin_pb2.py" in names
+    assert not any(name.startswith(("hca/", "build/")) for name in names)
+    program = "import rdma_device_plugin.hca as hca, rdma_device_plugin.cli as cli; print(hca.__file__)"
+    answer = told([sys.executable, "-c", program], cwd="/", env={"PYTHONPATH": str(base / "site")})
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip() == str(base / "site/rdma_device_plugin/hca/__init__.py")
+    left = {path.name for folder in (PACKAGE, PACKAGE / "rdma_device_plugin") for path in folder.iterdir()}
+    assert not [name for name in left if name in ("build", "hca", "_build.py") or name.endswith(".egg-info")]

@@ -110,16 +110,6 @@ def test_half_a_surrogate_pair_can_be_printed():
 # What the kubelet would refuse, and names that upstream refuses and the kubelet takes.
 
 
-@pytest.mark.parametrize("name", ["a", "my-name", "my.name", "A_1", "x" * 63])
-def test_names_that_the_kubelet_takes(name):
-    assert pool(name=name).resource == f"rdma/{name}"
-
-
-@pytest.mark.parametrize("prefix", ["rdma", "nvidia.com", "a-b.c-d.e", "x" * 63 + ".io"])
-def test_prefixes_that_the_kubelet_takes(prefix):
-    assert pool(resourcePrefix=prefix).prefix == prefix
-
-
 def test_pci_ids_that_can_match_nothing_are_warned_of():
     config = load(document(entry(selectors={"vendors": ["15B3", "0x15b3", "15b3"]})))
     assert [warning.split()[1] for warning in config.warnings] == ['"15B3"', '"0x15b3"']
@@ -157,12 +147,6 @@ def test_extensions():
     assert made.health == Health("all", 1.5, 10)
     assert made.env == ("nccl", "ucx")
     assert (made.link_up, made.max_per_container, made.software) == (False, 1, True)
-
-
-def test_without_extensions_all_is_as_upstream():
-    made = pool()
-    assert (made.allocation, made.topology, made.env, made.link_up, made.software) == ("all", "none", (), True, False)
-    assert made.health.ports == "any"
 
 
 # What is refused.

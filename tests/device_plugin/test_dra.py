@@ -15,14 +15,13 @@ import pytest
 from api_server_double import ApiServer
 from harness import Node, Running, document, entry
 from kubelet_double import PATIENCE, Kubelet
-from rdma_device_plugin import checkpoint, claimspecs, kubeapi
+from rdma_device_plugin import checkpoint, kubeapi
 from rdma_device_plugin.kubelet import dra_health_v1alpha1_pb2 as health
 
 DRIVER = "rdma.gpufabric.io"
 ROUNDS = int(os.environ.get("DRA_ROUNDS", "3"))
 GATES = [(False, False), (True, False), (False, True), (True, True)]
 UP, DOWN = "mlx5-0", "mlx5-1"  # of the GH200: one port has a cable
-ALL = {"ports": "ignore"}
 
 
 @pytest.fixture
@@ -37,18 +36,9 @@ def api(base):
         yield running
 
 
-def dra(base, node, api, *entries, mode="dra", **more):
-    return Running(
-        base,
-        document(*(entries or [entry(count=3)])),
-        node.root,
-        mode="auto",
-        settings_mode=mode,
-        kubeconfig=str(api.kubeconfig),
-        node_name="node1",
-        plugins_directory=f"{base}/plugins",
-        **more,
-    )
+def dra(base, node, api, *entries, mode="dra", node_name="node1", **more):
+    places = {"kubeconfig": str(api.kubeconfig), "node_name": node_name, "plugins_directory": f"{base}/plugins"}
+    return Running(base, document(*(entries or [entry(count=3)])), node.root, settings_mode=mode, **places, **more)
 
 
 def units(name, count):
@@ -158,21 +148,12 @@ def test_attributes(base, node, kubelet, api):
     with dra(base, node, api, entry("rail", count=1, rail=7)) as plugin:
         soon(plugin, api, units(UP, 1))
         (found,) = api.slices.values()
+        wanted = {"name": "mlx5_0", "nodeGuid": "a088:c203:00a7:5cd4", "model": "ConnectX-7", "psid": "MT_0000000838"}
+        wanted |= {"firmware": "28.40.1000", "linkLayer": "Ethernet", "rateGbps": 200, "state": "ACTIVE", "rail": 7}
+        wanted |= {"netdev": "enp1s0f0np0", "numaNode": 0, "pciBusID": "0000:01:00.0", "resource": "rail"}
+        wanted["resource.kubernetes.io/pcieRoot"] = "pci0000:00"
         assert found["spec"]["devices"][0]["attributes"] == {
-            "name": {"string": "mlx5_0"},
-            "nodeGuid": {"string": "a088:c203:00a7:5cd4"},
-            "model": {"string": "ConnectX-7"},
-            "psid": {"string": "MT_0000000838"},
-            "firmware": {"string": "28.40.1000"},
-            "linkLayer": {"string": "Ethernet"},
-            "rateGbps": {"int": 200},
-            "state": {"string": "ACTIVE"},
-            "rail": {"int": 7},
-            "netdev": {"string": "enp1s0f0np0"},
-            "numaNode": {"int": 0},
-            "pciBusID": {"string": "0000:01:00.0"},
-            "resource": {"string": "rail"},
-            "resource.kubernetes.io/pcieRoot": {"string": "pci0000:00"},
+            name: {"int" if isinstance(value, int) else "string": value} for name, value in wanted.items()
         }
         (owner,) = found["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", "node1", "uid-of-node1")
@@ -251,15 +232,7 @@ def test_it_converges_whatever_happens_to_the_slices(base, node, kubelet, api, t
 
 
 def test_the_slices_of_another_node_are_out_of_reach(base, node, kubelet, api):
-    with Running(
-        base,
-        document(entry(count=3)),
-        node.root,
-        settings_mode="dra",
-        kubeconfig=str(api.kubeconfig),
-        node_name="node2",
-        plugins_directory=f"{base}/plugins",
-    ) as plugin:
+    with dra(base, node, api, node_name="node2") as plugin:
         api.nodes["node2"] = {"metadata": {"name": "node2", "uid": "uid-of-node2"}}
         assert plugin.until(lambda: any("ClusterRole" in line for line in plugin.problems())), plugin.problems()
         assert api.slices == {}
@@ -340,7 +313,7 @@ def test_claims_are_prepared_once_and_each_has_its_answer(base, node, kubelet, a
         ids = [one.cdi_device_ids[0] for one in answer["uid-pair"].devices]
         assert ids == ["gpufabric.io/rdma-claim=uid-pair-0", "gpufabric.io/rdma-claim=uid-pair-1"]
         assert answer["uid-missing"].error.startswith("claim default/missing: it cannot be read")
-        found = json.loads((base / "cdi" / claimspecs.file("uid-pair")).read_text())
+        found = json.loads((base / "cdi" / checkpoint.spec_file("uid-pair")).read_text())
         edits = found["devices"][1]["containerEdits"]
         paths = [one["path"] for one in edits["deviceNodes"]]
         assert paths == ["/dev/infiniband/umad1", "/dev/infiniband/uverbs1", "/dev/infiniband/rdma_cm"]
@@ -350,7 +323,7 @@ def test_claims_are_prepared_once_and_each_has_its_answer(base, node, kubelet, a
         unknown = ("default", "never", "uid-never")
         assert {one.error for one in driver.unprepare(pair, unknown).values()} == {""}
         assert not driver.unprepare(pair)["uid-pair"].error, "again"
-        assert (specs(base), checkpointed(base)) == ([claimspecs.file("uid-single")], ["uid-single"])
+        assert (specs(base), checkpointed(base)) == ([checkpoint.spec_file("uid-single")], ["uid-single"])
 
 
 def test_two_claims_share_an_hca(base, node, kubelet):
@@ -433,18 +406,18 @@ def test_a_damaged_checkpoint_is_set_aside_and_made_anew(base, node, kubelet, ap
     with dra(base, node, api) as plugin:
         assert kubelet.wait(lambda: DRIVER in kubelet.drivers)
         assert plugin.until(lambda: checkpointed(base) == ["uid-c0"]), os.listdir(path.parent)
-        assert plugin.until(lambda: specs(base) == [claimspecs.file("uid-c0")]), "the deleted claim leaves no file"
+        assert plugin.until(lambda: specs(base) == [checkpoint.spec_file("uid-c0")]), "the deleted claim leaves no file"
         assert kubelet.driver().prepare(claims[0])["uid-c0"] == first["uid-c0"]
         assert [name for name in os.listdir(path.parent) if "damaged" in name]
 
 
 def test_a_spec_that_is_lost_is_written_again_and_a_leftover_is_removed(base, node, kubelet, api):
     claim = api.allocate("one", {"r": f"{UP}-u00"})
-    leftover = base / "cdi" / claimspecs.file("uid-gone")
+    leftover = base / "cdi" / checkpoint.spec_file("uid-gone")
     with dra(base, node, api) as plugin:
         soon(plugin, api, units(UP, 3))
         kubelet.driver().prepare(claim)
-        spec = base / "cdi" / claimspecs.file("uid-one")
+        spec = base / "cdi" / checkpoint.spec_file("uid-one")
         before = spec.read_text()
         spec.unlink()
         assert plugin.until(lambda: spec.exists() and spec.read_text() == before)
@@ -561,9 +534,9 @@ def test_a_lost_checkpoint_takes_nothing_from_running_pods_and_keeps_nothing_tha
     os.remove(base / f"plugins/{DRIVER}/checkpoint.json")
     reserved_no_more(api.claims[ended[:2]])
     with dra(base, node, api) as plugin:
-        assert claimspecs.file("uid-run") in specs(base)
+        assert checkpoint.spec_file("uid-run") in specs(base)
         plugin.until(lambda: checkpointed(base) == ["uid-run"])
-        assert (checkpointed(base), specs(base)) == (["uid-run"], [claimspecs.file("uid-run")])
+        assert (checkpointed(base), specs(base)) == (["uid-run"], [checkpoint.spec_file("uid-run")])
 
 
 def test_an_instance_that_waits_for_another_writes_nothing(base, node, kubelet, api):
@@ -575,7 +548,7 @@ def test_an_instance_that_waits_for_another_writes_nothing(base, node, kubelet, 
             kubelet.driver().unprepare(first)
             kubelet.driver().prepare(second)
             time.sleep(1)
-            wanted = ([claimspecs.file("uid-c1")], ["uid-c1"])
+            wanted = ([checkpoint.spec_file("uid-c1")], ["uid-c1"])
             assert (specs(base), checkpointed(base)) == wanted
             plugin.stop()
             waiting.until(lambda: not waiting.problems(), 15)

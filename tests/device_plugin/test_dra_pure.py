@@ -15,7 +15,7 @@ from api_server_double import ApiServer, Refusal
 from harness import ENVIRONMENT, document, entry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from rdma_device_plugin import checkpoint, claims, claimspecs, cli, devices, modes, slices
+from rdma_device_plugin import checkpoint, claims, cli, devices, modes, slices
 from rdma_device_plugin.claims import Key, Prepared, Record, Refused, Result
 from rdma_device_plugin.config import load
 from rdma_device_plugin.devices import Form
@@ -258,10 +258,10 @@ def test_the_spec_of_a_claim_that_ends_does_not_come_back(tmp_path, monkeypatch)
         kept = Preparer(None, files, str(tmp_path / "checkpoint.json"), str(tmp_path / "cdi"))
         kept.records = {KEY.uid: RECORD}
         await kept.keep()
-        assert claimspecs.present(str(tmp_path / "cdi")) == {KEY.uid: KEY}
+        assert checkpoint.specs(str(tmp_path / "cdi")) == {KEY.uid: KEY}
         monkeypatch.setattr(checkpoint, "save", slow)
         ending = asyncio.ensure_future(kept.unprepare(KEY))
-        while claimspecs.present(str(tmp_path / "cdi")):
+        while checkpoint.specs(str(tmp_path / "cdi")):
             await asyncio.sleep(0.001)
         assert KEY.uid in kept.records
         await kept.keep()
@@ -314,4 +314,4 @@ def test_a_prepared_claim_ends_where_the_api_server_says_so(tmp_path, answer, ke
         return preparer.records
 
     assert bool(asyncio.run(main())) is kept
-    assert bool(claimspecs.present(str(tmp_path / "cdi"))) is kept
+    assert bool(checkpoint.specs(str(tmp_path / "cdi"))) is kept

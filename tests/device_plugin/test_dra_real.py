@@ -6,17 +6,23 @@ stays a double, and so does the wipe of its start.
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import pathlib
+import socket
+import ssl
+import subprocess
 import sys
+import tempfile
 import time
+import urllib.error
+import urllib.request
 
 import pytest
-from harness import Node, Running, document, entry
+import yaml
+from harness import HERE, Node, Running, document, entry
 from kubelet_double import Kubelet
-
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
-from control_plane import ControlPlane, answering, free_port
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 K3S = os.environ.get("DRA_K3S", "")  # the program of lab/testbed, or `build`
@@ -34,37 +40,99 @@ pytestmark = pytest.mark.skipif(not K3S, reason="not verified: no API server, DR
 def program():
     if K3S != "build":
         return pathlib.Path(K3S)
-    sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "lab"))
+    sys.path.append(str(HERE.parents[1] / "lab"))
     from lab import programs
 
     return programs.ensure(["k3s"])["k3s"] / "k3s"
 
 
+def free_port():
+    """A port of 127.0.0.1 whose two successors are free too: those of the datastore."""
+    for port in range(23000, 23900, 10):
+        try:
+            for number in range(3):
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("127.0.0.1", port + number))
+        except OSError:
+            continue
+        return port
+    raise AssertionError("no three free ports from 23000 to 23900")
+
+
 class Server:
-    """The API server with its controllers, from nothing. gates: feature gates that are on."""
+    """The API server with its controllers on this machine, from nothing. gates: feature gates that are on."""
 
     def __init__(self, folder, gates):
-        self.gates = gates
-        listed = ",".join(f"{gate}=true" for gate in gates)
-        options = {"kube-apiserver-arg": [f"feature-gates={listed}"]} if gates else {}
-        self.plane = ControlPlane(program(), folder, free_port(), options)
-        self.api = None
+        self.gates, self.folder = gates, folder
+        self.kubeconfig, self.log, self.process = folder / "kubeconfig", folder.parent / "control-plane.log", None
+        self.config = {
+            "data-dir": str(folder),
+            "https-listen-port": free_port(),
+            "bind-address": "127.0.0.1",
+            "write-kubeconfig": str(self.kubeconfig),
+            "node-name": "control-plane",
+            "node-ip": "10.77.0.254",
+            "disable-agent": True,
+            "flannel-backend": "none",
+        }
+        if gates:
+            self.config["kube-apiserver-arg"] = ["feature-gates=" + ",".join(f"{gate}=true" for gate in gates)]
 
-    def start(self, resume=False):
-        self.plane.resume() if resume else self.plane.start()
-        self.api = answering(self.plane)
+    def start(self):
+        """Until the controllers have made the default service account: they start last but for the scheduler."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / "config.yaml"
+        config.write_text(json.dumps(self.config))
+        with self.log.open("w") as log:
+            environment = {**os.environ, "K3S_CONFIG_FILE": str(config)}
+            self.process = subprocess.Popen([program(), "server"], env=environment, stdout=log, stderr=log)
+        deadline, seen = time.monotonic() + 300, ""
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"the control plane ended, see {self.log}"
+            try:
+                self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default")
+                return
+            except OSError as error:  # nobody answers yet, or not with the object
+                seen = str(error)
+            time.sleep(0.3)
+        raise AssertionError(f"{seen}; see {self.log}")
+
+    def stop(self):
+        if self.process:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
+
+    def ask(self, method, path, body=None):
+        """The answer's object, with the credential of the kubeconfig."""
+        found = yaml.safe_load(self.kubeconfig.read_text())
+        cluster, user = found["clusters"][0]["cluster"], found["users"][0]["user"]
+        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        context = ssl.create_default_context(cadata=authority)
+        with tempfile.NamedTemporaryFile() as pair:
+            pair.write(b"".join(base64.b64decode(user[f"client-{part}-data"]) for part in ("certificate", "key")))
+            pair.flush()
+            context.load_cert_chain(pair.name)
+        request = urllib.request.Request(
+            f"{cluster['server']}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Accept": "application/json", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, context=context, timeout=30) as answer:
+            return json.load(answer)
 
     def create_node(self):
         """Its uid."""
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}}
-        return self.api.ask("POST", "/api/v1/nodes", node)["metadata"]["uid"]
+        return self.ask("POST", "/api/v1/nodes", node)["metadata"]["uid"]
 
     def slices(self):
-        return self.api.items(SLICES)
+        return self.ask("GET", SLICES)["items"]
 
     def wipe(self):
-        if self.api:
-            self.api.ask("DELETE", SLICES)
+        self.ask("DELETE", SLICES)
 
     def devices(self):
         """{name: device} of the whole pool; None while it is not whole."""
@@ -92,7 +160,7 @@ def server(request, tmp_path_factory):
         running.create_node()
         yield running
     finally:
-        running.plane.stop()
+        running.stop()
 
 
 def test_slices_on_a_real_api_server(base, server):
@@ -110,7 +178,7 @@ def test_slices_on_a_real_api_server(base, server):
             document(entry(count=3, health={"upSeconds": 0.1})),
             node.root,
             settings_mode="dra",
-            kubeconfig=str(server.plane.kubeconfig),
+            kubeconfig=str(server.kubeconfig),
             node_name="node1",
             plugins_directory=f"{base}/plugins",
         ) as plugin,
@@ -144,14 +212,14 @@ def test_slices_on_a_real_api_server(base, server):
         size = (2 if tainted else 1) * (1 if shared else 200)
         assert server.until(lambda found: found is not None and len(found) == size), plugin.problems()
 
-        server.plane.stop()
+        server.stop()
         assert plugin.until(lambda: any("API server" in line for line in plugin.problems()), 60)
         plugin.configure(document(entry(count=2)))
-        server.start(resume=True)
+        server.start()
         wanted = names(UP, DOWN, count=2) if tainted else names(UP, count=2)
         assert server.until(lambda found: found is not None and set(found) == wanted), plugin.problems()
 
-        server.api.ask("DELETE", "/api/v1/nodes/node1")
+        server.ask("DELETE", "/api/v1/nodes/node1")
         uid = server.create_node()
 
         def owned(_found):

@@ -207,9 +207,6 @@ class Repository:
         archive.write_bytes(data)
         return self
 
-    def sha256(self, name: str) -> str:
-        return hashlib.sha256(next(self.folder.glob(f"{name}_*.deb")).read_bytes()).hexdigest()
-
 
 def tools(folder: pathlib.Path, status: str, kernel: str, target: pathlib.Path, key: Key) -> Repository:
     """A repository in target with dkms, compiler and headers, resolved against a dpkg status by this machine's apt."""
@@ -291,7 +288,6 @@ def build_all(target: pathlib.Path) -> dict:
     stranger.close()
     about = {
         "fingerprint": key.fingerprint,
-        "stranger": stranger.fingerprint,
         "repositories": {name: str(repository.folder) for name, repository in repositories.items()},
     }
     (target / "about.json").write_text(json.dumps(about, indent=1))

@@ -229,13 +229,9 @@ def on_node(root: pathlib.Path, rounds: int) -> None:
     rails = {f"rdma/rail{number}": hca for number, hca in enumerate(sorted(tree.hcas))}
     for hca in rails.values():  # the Go plugin asks the kernel for each interface by name
         subprocess.run(["ip", "link", "add", tree.netdev(hca), "type", "dummy"], check=False, capture_output=True)
+    common = {"resourcePrefix": "rdma", "rdmaHcaMax": UNITS}
     entries = [
-        {
-            "resourceName": name[5:],
-            "resourcePrefix": "rdma",
-            "rdmaHcaMax": UNITS,
-            "selectors": {"ifNames": [tree.netdev(hca)]},
-        }
+        {**common, "resourceName": name[5:], "selectors": {"ifNames": [tree.netdev(hca)]}}
         for name, hca in rails.items()
     ]
     config = root / "config.json"

@@ -23,9 +23,8 @@ import tempfile
 import time
 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
-from ansible_collections.gpufabric.rdma.tests.tools import recording
-from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import made_of
-from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT
+from ansible_collections.gpufabric.rdma.tests.tools import running
+from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import CHECKOUT, made_of
 
 HOME = CHECKOUT / ".lab/kill-sweep"
 NODE = "node1"
@@ -48,7 +47,7 @@ for link in /sys/class/net/*; do echo "$link $(cat $link/mtu)"; done
 
 @dataclasses.dataclass
 class Ended:
-    """A run that ended, by itself or killed. steps: what tests/tools/callback_plugins/cut_off.py wrote down."""
+    """A run that ended, by itself or killed. steps: what tests/tools/callback_plugins/run_record.py wrote down."""
 
     code: int
     text: str
@@ -89,8 +88,7 @@ class Bed:
         self.steps = folder / "steps"
         self.environment = {
             **os.environ,
-            "ANSIBLE_CALLBACK_PLUGINS": str(recording.PLUGINS),
-            "ANSIBLE_CALLBACKS_ENABLED": "cut_off",
+            "ANSIBLE_CALLBACK_PLUGINS": str(running.PLUGINS),
             "ANSIBLE_NOCOLOR": "true",
             "BUILT_MODULES": str(folder / "built"),  # archives of modules, which each run would build anew
             "CUT_OFF_STEPS": str(self.steps),

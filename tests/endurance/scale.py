@@ -20,11 +20,9 @@ import sys
 import tempfile
 import time
 
+from ansible_collections.gpufabric.rdma.tests.tools import running
+
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT / "tests/tools"))
-
-import recording  # noqa: E402
-
 NODES = CHECKOUT / "lab/nspawnctl"
 INVENTORY = ("-i", str(NODES), "-i", str(CHECKOUT / "molecule/rails/inventory"))
 # Two of InfiniBand with eight HCAs, one of RoCE with two: machines whose addresses may be there twice.
@@ -104,8 +102,8 @@ def measured(command, folder: pathlib.Path) -> tuple[dict[str, float], int]:
     with tempfile.TemporaryDirectory(dir=folder) as own:
         record = pathlib.Path(own) / "record"
         words = [*map(str, command), "-e", f"ansible_control_path_dir={own}"]
-        figures = spent(words, recording.environment(record))
-        hosts = recording.written(record)["hosts"].values()
+        figures = spent(words, running.environment(record))
+        hosts = running.written(record).values()
     return figures, max(host["remote_calls"] for host in hosts)
 
 

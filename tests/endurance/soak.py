@@ -31,9 +31,10 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 import grpc  # noqa: E402
 from api_server_double import ApiServer  # noqa: E402
+from harness import Node  # noqa: E402
 from kubelet_double import Kubelet  # noqa: E402
-from node import Node  # noqa: E402
-from rdma_device_plugin import cdi, claimspecs  # noqa: E402
+from rdma_device_plugin import cdi  # noqa: E402
+from rdma_device_plugin.checkpoint import spec_file  # noqa: E402
 from rdma_device_plugin.devices import DRIVER  # noqa: E402
 
 RAILS = {f"rdma/rail{number}": f"mlx5_{number}" for number in range(6)}
@@ -209,7 +210,7 @@ class Bed:
         kept = json.loads(checkpoint.read_text())["claims"] if checkpoint.exists() else {}
         pairs["claims in the checkpoint"] = (sorted(kept), sorted(self.claims))
         specs = set(os.listdir(self.disk / "cdi")) if (self.disk / "cdi").exists() else set()
-        wanted = {claimspecs.file(uid) for uid in self.claims}
+        wanted = {spec_file(uid) for uid in self.claims}
         wanted |= {cdi.file(name[5:]) for name in self.counts if self.plugged[RAILS[name]]}
         optional = {cdi.file(name[5:]) for name in self.counts}  # of an HCA that is gone, for pods that run
         pairs["CDI specs"] = (sorted(specs - (optional - wanted)), sorted(wanted))

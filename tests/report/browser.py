@@ -142,7 +142,7 @@ def main():
             faults, rows = faults + found, [*rows, row]
         browser.close()
     if not rows:
-        sys.exit(f"browser.py: wanted pages in {folder}, seen none; run pages.py {folder}")
+        sys.exit(f"browser.py: wanted pages in {folder}, seen none; run tests/tools/report_documents.py {folder}")
     for row in rows:
         print("  ".join(f"{key}: {value}" for key, value in row.items()))
     for fault in faults:

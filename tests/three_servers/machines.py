@@ -48,21 +48,15 @@ def playbook(folder: pathlib.Path, plays: list, inventory: dict, *words: str) ->
     (folder / "play.yml").write_text(json.dumps(plays))
     (folder / "hosts.json").write_text(json.dumps(inventory))
     (folder / "ansible.cfg").touch()
-    done = subprocess.run(
-        [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", *words, "play.yml"],
-        cwd=folder,
-        env={
-            **os.environ,
-            "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
-            "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
-            "ANSIBLE_CONNECTION_PLUGINS": str(HERE / "connection_plugins"),
-            "ANSIBLE_HOME": str(folder / "home"),
-            "LC_ALL": "C.UTF-8",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    more = {
+        "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
+        "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
+        "ANSIBLE_CONNECTION_PLUGINS": str(HERE / "connection_plugins"),
+        "ANSIBLE_HOME": str(folder / "home"),
+        "LC_ALL": "C.UTF-8",
+    }
+    command = [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", *words, "play.yml"]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **more}, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -81,24 +75,12 @@ class Machine:
         self.folder, self.name, self.cluster = folder, name, cluster
         self.metrics = f"http://127.0.0.1:{ports[2]}"
         client, peer = (f"http://127.0.0.1:{port}" for port in ports[:2])
+        etcd = {"name": name, "data-dir": folder / ETCD / "data", "initial-cluster": members, "logger": "zap"}
+        etcd |= {"listen-client-urls": client, "advertise-client-urls": client, "listen-metrics-urls": self.metrics}
+        etcd |= {"listen-peer-urls": peer, "initial-advertise-peer-urls": peer, "initial-cluster-state": "new"}
+        etcd |= {"log-level": "error", "unsafe-no-fsync": "true"}
         for path, text in {
-            f"{ETCD}/config": "".join(
-                f"{key}: {value}\n"
-                for key, value in {
-                    "name": name,
-                    "data-dir": folder / ETCD / "data",
-                    "listen-client-urls": client,
-                    "advertise-client-urls": client,
-                    "listen-peer-urls": peer,
-                    "initial-advertise-peer-urls": peer,
-                    "initial-cluster": members,
-                    "initial-cluster-state": "new",
-                    "listen-metrics-urls": self.metrics,
-                    "logger": "zap",
-                    "log-level": "error",
-                    "unsafe-no-fsync": "true",
-                }.items()
-            ),
+            f"{ETCD}/config": "".join(f"{key}: {value}\n" for key, value in etcd.items()),
             "var/lib/rancher/k3s/agent/kubelet.kubeconfig": "",
             "proc/sys/kernel/hostname": f"{name}\n",
             "proc/sys/kernel/random/boot_id": f"{name}-boot-1\n",

@@ -1,4 +1,4 @@
-"""The reboots of host.yml, on three servers: real members of etcd on this machine's loopback, a reboot kills one.
+"""The reboots of the host layer, on three servers: real members of etcd on this machine's loopback, a reboot kills one.
 
 Modules, plays and etcd are real; nodes are folders, the API server is the double of kubectl.
 """
@@ -13,7 +13,7 @@ import yaml
 from ansible_collections.gpufabric.rdma.tests.three_servers import machines
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
-PLAYBOOK = machines.ROOT / "playbooks/host.yml"
+PLAYBOOK = machines.ROOT / "playbooks/layers/host.yml"
 NAMES = ("server1", "server2", "server3")
 
 

@@ -101,24 +101,19 @@ def handler(cluster: Cluster):
 
 
 def certificates(folder: pathlib.Path) -> str:
-    """Writes server.pem (key and certificate for 127.0.0.1) below folder; returns the CA as PEM."""
+    """Writes server.pem (key and certificate for 127.0.0.1, its own authority) below folder; returns it as PEM."""
     now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
-    root_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-
-    def signed(name, public, *extensions):
-        names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, "double-ca")]
-        serial = x509.random_serial_number()
-        made = x509.CertificateBuilder(names[1], names[0], public, serial, now - day, now + day)
-        for extension, critical in extensions:
-            made = made.add_extension(extension, critical)
-        return made.sign(root_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    identifier = x509.SubjectKeyIdentifier.from_public_key(root_key.public_key())
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    authority = (x509.BasicConstraints(True, None), True), (identifier, False), (usage, True)
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    chain = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
-    leaf = signed("kube-apiserver", key.public_key(), (names, False), (chain, False))
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")])
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+    for extension, critical in (
+        (x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False),
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+        (x509.BasicConstraints(True, None), True),
+        (x509.KeyUsage(True, False, False, False, False, True, True, False, False), True),
+    ):
+        made = made.add_extension(extension, critical)
+    certificate = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (folder / "server.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *private) + leaf)
-    return signed("double-ca", root_key.public_key(), *authority).decode("ascii")
+    (folder / "server.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *private) + certificate)
+    return certificate.decode("ascii")

@@ -19,16 +19,15 @@ SLIM = {
 
 
 def layer(files):
+    """A tar archive of {name: content}, where "-> target" is a link."""
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as archive:
         for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            if content.startswith("-> "):
-                entry.type, entry.linkname = tarfile.SYMTYPE, content[3:]
-                archive.addfile(entry)
-            else:
-                entry.size = len(content)
-                archive.addfile(entry, io.BytesIO(content.encode()))
+            entry, data = tarfile.TarInfo(name), content.encode() if isinstance(content, str) else content
+            if data.startswith(b"-> "):
+                entry.type, entry.linkname, data = tarfile.SYMTYPE, content[3:], b""
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
     return held.getvalue()
 
 
@@ -50,9 +49,5 @@ def base_archive(path, *layers, architecture="amd64", damaged=False):
     files["config.json"] = json.dumps(config).encode()
     manifest = [{"Config": "config.json", "RepoTags": ["base:1"], "Layers": [f"{one}.tar" for one in ids]}]
     files["manifest.json"] = json.dumps(manifest).encode()
-    with tarfile.open(path, "w") as archive:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
+    path.write_bytes(layer(files))
     return str(path)

@@ -14,19 +14,8 @@ import sys
 import tarfile
 
 # What a user of the collection gets; everything else in the repository serves its development.
-PRODUCT_FOLDERS = (
-    "LICENSES",
-    "bin",
-    "changelogs",
-    "device_plugin",
-    "docs",
-    "inventory/examples",
-    "lock",
-    "meta",
-    "playbooks",
-    "plugins",
-    "roles",
-)
+PRODUCT_FOLDERS = ("LICENSES", "bin", "changelogs", "device_plugin", "docs", "inventory/examples", "lock", "meta")
+PRODUCT_FOLDERS += ("playbooks", "plugins", "roles")
 PRODUCT_FILES = ("CHANGELOG.md", "LICENSE", "README.md", "REUSE.toml", "SECURITY.md", "requirements.txt")
 # Pages about the repository, whose readers have a clone.
 REPOSITORY_PAGES = {"docs/development.md", "docs/lab.md"}
@@ -43,13 +32,8 @@ _PLUGIN_FOLDERS = ("action", "callback", "filter", "lookup", "modules")
 
 def wanted_files(checkout: pathlib.Path) -> set[str]:
     """Files of the product as git knows them, relative to the checkout."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=checkout,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(words, cwd=checkout, check=True, capture_output=True, text=True).stdout
     return {
         name
         for name in listing.split("\0")

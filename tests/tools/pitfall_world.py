@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import pathlib
 
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import node_lint
@@ -19,9 +18,10 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.rails import 
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import judge, pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_object, attachment
 
-FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
-ROCE = (FIXTURES / "pods/roce.txt").read_text()
+ROCE = (tree.texts("output") / "pod-roce.txt").read_text()
 NETDEV, NEXT = "enp1s0f0np0", "enp1s0f1np1"
 RESOURCE = kube_pods.own_resource(0)
 HOSTS = ("node1", "node2")
@@ -88,8 +88,7 @@ class World:
 
     def use(self, annotation="rail0", limits=(RESOURCE,), answer=ROCE, security=None, reason=None, paths=()) -> None:
         """Check a pod of the user instead of running test pods."""
-        metadata = {"name": "mine", "namespace": "default"}
-        metadata["annotations"] = {kube_pods.NETWORKS: annotation} if annotation else {}
+        metadata = {"annotations": {kube_pods.NETWORKS: annotation} if annotation else {}}
         ready = "False" if reason else "True"
         container = {"name": "app", "resources": {"limits": dict.fromkeys(limits, "1")}}
         container["securityContext"] = security or {}
@@ -99,7 +98,7 @@ class World:
             scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reason}
             status["conditions"].append(scheduled)
         spec = {"nodeName": "node1", "containers": [container], "volumes": volumes}
-        self.user = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+        self.user = api_object("v1", "Pod", "mine", "default", metadata, spec=spec, status=status)
         self.answers["mine"] = answer
 
     # --- judging ------------------------------------------------------------------------------------------------------
@@ -121,14 +120,9 @@ class World:
         )
 
     def _read(self, host: str) -> dict:
-        return {
-            "host": host,
-            "address": host,
-            "variables": self.variables[host],
-            "read": {"probe": self.probes[host], "ansible_facts": {"rdma": self.facts[host]}},
-            "planned": [],
-            "boot_id": None,
-        }
+        read = {"probe": self.probes[host], "ansible_facts": {"rdma": self.facts[host]}}
+        more = {"variables": self.variables[host], "planned": [], "boot_id": None}
+        return {"host": host, "address": host, "read": read, **more}
 
     def _cluster(self) -> Cluster:
         api = _Api(self)
@@ -141,9 +135,8 @@ class World:
                 "routes": [],
                 "files": {},
                 "cni": {
+                    **{key: [] for key in ("not_verified", "configurations")},
                     "findings": [finding._asdict() for finding in node_lint.lint(self.cni[host], CNI_WANTED)],
-                    "not_verified": [],
-                    "configurations": [],
                 },
             }
             for host in self.hosts
@@ -219,42 +212,27 @@ class _Api:
 
 
 def network(**changes) -> dict:
-    config = {
-        "cniVersion": "0.3.1",
-        "name": "rail0",
-        "type": "macvlan",
-        "master": NETDEV,
-        "ipam": {"type": "whereabouts", "range": "10.56.0.0/16"},
-    }
+    config = {"cniVersion": "0.3.1", "name": "rail0", "type": "macvlan", "master": NETDEV}
+    config["ipam"] = {"type": "whereabouts", "range": "10.56.0.0/16"}
     resource = changes.pop("resource", RESOURCE)
-    return {
-        "apiVersion": "k8s.cni.cncf.io/v1",
-        "kind": "NetworkAttachmentDefinition",
-        "metadata": {"name": "rail0", "namespace": "default", "annotations": {kube_pods.RESOURCE: resource}},
-        "spec": {"config": json.dumps({**config, **changes})},
-    }
+    return attachment("rail0", "default", {**config, **changes}, {kube_pods.RESOURCE: resource})
 
 
 def flannel(cidr: str = "10.42.0.0/16") -> dict:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "kube-flannel-cfg", "namespace": "kube-flannel"},
-        "data": {"net-conf.json": json.dumps({"Network": cidr, "Backend": {"Type": "vxlan"}})},
-    }
+    data = {"net-conf.json": json.dumps({"Network": cidr, "Backend": {"Type": "vxlan"}})}
+    return api_object("v1", "ConfigMap", "kube-flannel-cfg", "kube-flannel", data=data)
 
 
 def flannel_daemon() -> dict:
     """What makes cluster_info read Flannel's configuration."""
     image = f"flannel@sha256:{'0' * 64}"
     spec = {"template": {"spec": {"containers": [{"name": "kube-flannel", "image": image}]}}}
-    metadata = {"name": "kube-flannel-ds", "namespace": "kube-flannel"}
-    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec}
+    return api_object("apps/v1", "DaemonSet", "kube-flannel-ds", "kube-flannel", spec=spec)
 
 
 def guide_plugin(entries=None, namespace="kube-system", selector=None) -> list[dict]:
     """ConfigMap and DaemonSet of guide 000, with another configList, namespace or nodeSelector."""
-    text = (FIXTURES / "guides/000-shared-device-plugin.yaml.txt").read_text()
+    text = (tree.texts("guides") / "000-shared-device-plugin.txt").read_text()
     config, daemon = list(yaml.safe_load_all(text))
     for item in (config, daemon):
         item["metadata"]["namespace"] = namespace
@@ -269,14 +247,8 @@ def selecting(*names: str) -> list[dict]:
 
 
 def policy(state: str = "ready", parts=(), **spec) -> dict:
-    applied = [{"name": name, "state": one} for name, one in parts]
-    return {
-        "apiVersion": "mellanox.com/v1alpha1",
-        "kind": "NicClusterPolicy",
-        "metadata": {"name": "nic-cluster-policy"},
-        "spec": spec,
-        "status": {"state": state, "appliedStates": applied},
-    }
+    status = {"state": state, "appliedStates": [{"name": name, "state": one} for name, one in parts]}
+    return api_object("mellanox.com/v1alpha1", "NicClusterPolicy", "nic-cluster-policy", spec=spec, status=status)
 
 
 def management_address(number: int) -> str:
@@ -285,18 +257,11 @@ def management_address(number: int) -> str:
 
 def _node(number: int) -> dict:
     resources = {"cpu": "72", RESOURCE: "63"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": f"node{number}", "labels": {}},
-        "spec": {"podCIDRs": [pod_address(number - 1).removesuffix("9") + "0/24"]},
-        "status": {
-            "addresses": [{"type": "InternalIP", "address": management_address(number)}],
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "capacity": resources,
-            "allocatable": dict(resources),
-        },
-    }
+    status = {"conditions": [{"type": "Ready", "status": "True"}], "capacity": resources}
+    status["addresses"] = [{"type": "InternalIP", "address": management_address(number)}]
+    spec = {"podCIDRs": [pod_address(number - 1).removesuffix("9") + "0/24"]}
+    more = {"allocatable": dict(resources)}
+    return api_object("v1", "Node", f"node{number}", metadata={"labels": {}}, spec=spec, status={**status, **more})
 
 
 def _probe() -> dict:
@@ -326,25 +291,16 @@ def netdevs(number: int) -> dict:
 
 def cni_state() -> dict:
     """State as cni_lint reads it, of a sound node."""
-    multus = {
-        "cniVersion": "0.3.1",
-        "name": "multus-cni-network",
-        "clusterNetwork": f"/host{CNI_WANTED['primary']}",
-        "type": "multus-shim",
-    }
+    multus = {"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus-shim"}
+    multus["clusterNetwork"] = f"/host{CNI_WANTED['primary']}"
     plugins = [{"type": "flannel", "delegate": {"isDefaultGateway": True}}, {"type": "portmap"}]
     primary = {"name": "cbr0", "cniVersion": "0.3.1", "plugins": plugins}
     program = {"mode": "0755", "size": 4096, "script": False, "elf": {"machine": "aarch64", "size": 4096}}
     names = ("bridge", "flannel", "host-local", "loopback", "macvlan", "multus-shim", "portmap")
+    runtime = {"source": None, "conf_dir": "/etc/cni/net.d", "bin_dirs": ["/opt/cni/bin"], "max_conf_num": 1}
     return {
         "machine": "aarch64",
-        "runtime": {
-            "source": None,
-            "conf_dir": "/etc/cni/net.d",
-            "bin_dirs": ["/opt/cni/bin"],
-            "max_conf_num": 1,
-            "use_internal_loopback": False,
-        },
+        "runtime": {**runtime, "use_internal_loopback": False},
         "confs": [{"path": "/etc/cni/net.d/00-multus.conf", "content": json.dumps(multus)}],
         "others": [],
         "primary": [{"path": CNI_WANTED["primary"], "content": json.dumps(primary)}],

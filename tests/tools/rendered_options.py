@@ -1,13 +1,9 @@
 """Whether an option given as text, as -e and INI inventories give it, comes to what the typed value comes to.
 
-A case is one option from one source in one spelling. It renders every expression of the roles' tasks, variables and
-templates and of the playbooks that reads the option, and takes what plugins are handed. What a module's option is given
-is compared as the module's argument spec converts it, and what stands under the name of an option as that is converted:
-actions take variables by their names and validate them. Ansible's collection loader has
-to be at work before this is imported, so it takes a process of its own:
-
-python -c "from ansible.plugins.loader import init_plugin_loader as loader; loader([]);
-from ansible_collections.gpufabric.rdma.tests.tools.rendered_options import main; main()"
+A case is one option from one source in one spelling. It renders every expression of roles and playbooks that reads the
+option, and takes what plugins are handed. What a module's option is given is compared as the module's argument spec
+converts it, and what stands under the name of an option as that is converted: actions take variables by their names.
+Ansible's collection loader has to be at work before this is imported, so it takes a process of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from ansible.utils.plugin_docs import get_docstring
 from ansible.utils.vars import load_extra_vars
 from ansible.vars.manager import VariableManager
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
-from ansible_collections.gpufabric.rdma.tests.tools.hostile_templates import compile_once
+from ansible_collections.gpufabric.rdma.tests.tools.rendering import GIVEN, compile_once
 from ansible_collections.gpufabric.rdma.tests.tools.running import ROOT
 
 # Where Ansible reads an expression without braces.
@@ -45,8 +41,10 @@ _NUMBERS = (
     "device_plugin_server", "driver_drain_host", "driver_drain_node", "driver_repository_fingerprint", "k3s_node_name",
     "nccl_tests_namespace", "verification_namespace",
 )  # fmt: skip
-_COMPONENTS = ("nv-ipam", "whereabouts", "ipoib-cni", "sriov-cni", "ib-sriov-cni", "sriov-device-plugin")
 # What earlier tasks have registered, as far as expressions read it that also read an option.
+_OF_NODE = {"k3s": {"token_present": False, "version": "v1"}, "dra": {"name": "node1", "rails": {}}, "name": "node1"}
+_OF_NODE["networks"] = {"files": [], "absent": [], "vfs_unit": False}
+_OF_NODE["device_plugin"] = {"config": "{}", "links_up": False}
 _REGISTERED = {
     "ansible_check_mode": False,
     "ansible_facts": {"rdma": {"hcas": [], "rails": [], "node": {"architecture": "x86_64"}}},
@@ -59,27 +57,20 @@ _REGISTERED = {
     "rdma_reboot_reasons": ["a reason"],
     "__device_plugin_result": {"rivals": []},
     "__discovery_planned": {
-        "hosts": {
-            "node1": {
-                "name": "node1",
-                "dra": {"name": "node1", "rails": {}},
-                "device_plugin": {"config": "{}", "links_up": False},
-                "k3s": {"token_present": False, "version": "v1"},
-                "networks": {"files": [], "absent": [], "vfs_unit": False},
-            }
-        },
+        "hosts": {"node1": _OF_NODE},
         "networks": {"objects": [], "complete": True, "sriov_config": {}},
+        "device_plugin_objects": [],
         "roles": [],
     },
     "__driver_gate": {"consents": [], "steps": [], "verdict": "reboot"},
     "__driver_plan": {"change": {}, "changes": []},
     "__driver_reboot_unanswered": False,
     "__k3s_handed": "",
-    "__k3s_mine": {"token_present": False, "version": "v1"},
+    "__k3s_mine": _OF_NODE["k3s"],
     "__matrix_node": {"variables": {"verification_pod_wait_seconds": 1}},
     "__matrix_planned": {"grace_seconds": 5, "wait_seconds": 5},
     "__reboot_gate": {"cluster": {"member": True}, "findings": [], "hostname": "node1"},
-    "__networks_used_images": dict.fromkeys(_COMPONENTS, "image:1"),
+    "__networks_used_images": dict.fromkeys(GIVEN["__networks_used_images"], "image:1"),
     "__node_ready_node": {
         "contents": {"/proc/sys/kernel/hostname": "node1", "/run/gpufabric-rdma/node-ready.json": None},
         "missing_secrets": ["/etc/gpufabric-rdma/node-ready.token"],
@@ -260,17 +251,14 @@ def rendered(expression: Expression, variables: dict) -> str:
     return json.dumps(value, sort_keys=True, default=repr)
 
 
-def read_by_plan(name: str, value) -> dict:
-    """What the plan hands on of all variables, where one of them is set."""
+def outcome(name: str, value, reading: list[Expression], base: dict) -> dict:
+    """What each reader comes to where the option has this value, and what plugins are handed."""
     known = preflight_variables.options()
-    typed, _findings = preflight_variables.effective(known, {name: value}, trusted)
-    return {"__discovery_read": {"k3s": {}, "variables": typed}}
-
-
-def handed(name: str, value) -> str:
-    """What plugins are handed, that take the variables of all roles."""
-    typed, findings = preflight_variables.effective({name: preflight_variables.options()[name]}, {name: value}, trusted)
-    return json.dumps([typed, findings], sort_keys=True, default=repr)
+    plan, _findings = preflight_variables.effective(known, {name: value}, trusted)
+    variables = {**base, "__discovery_read": {"k3s": {}, "variables": plan}, name: value}
+    typed, findings = preflight_variables.effective({name: known[name]}, {name: value}, trusted)
+    plugins = json.dumps([typed, findings], sort_keys=True, default=repr)
+    return {**{it: rendered(it, variables) for it in reading}, "plugins": plugins}
 
 
 def _variables(kind: str) -> dict:
@@ -303,27 +291,19 @@ def main() -> None:
             reading = readers(name, known, through)
             for value, texts in spellings(name, option):
                 result["options"][name] = option["type"]
-                typed = {
-                    expression: rendered(expression, {**base, **read_by_plan(name, value), name: value})
-                    for expression in reading
-                }
+                typed = outcome(name, value, reading, base)
                 # One that wants more than _REGISTERED has says nothing; each option needs one that speaks.
-                failed = {it.place: got for it, got in typed.items() if got.startswith("ERROR")}
+                failed = {it.place: typed[it] for it in reading if typed[it].startswith("ERROR")}
                 if failed and len(failed) == len(reading):
                     result["unseen"][name] = failed
-                for text in texts:
-                    for source, seen in given(name, text, pathlib.Path(folder)).items():
-                        result["cases"] += 1
-                        result["rendered"] += len(reading) - len(failed)
-                        got = {
-                            expression: rendered(expression, {**base, **read_by_plan(name, seen), name: seen})
-                            for expression in reading
-                        }
-                        pairs = [(it.place, got[it], typed[it]) for it in reading]
-                        pairs.append(("plugins", handed(name, seen), handed(name, value)))
-                        result["differences"] += [
-                            f"{place}: {source} {name}={text}: {mine[:200]}, typed {other[:200]}"
-                            for place, mine, other in pairs
-                            if mine != other
-                        ]
+                sources = [(text, given(name, text, pathlib.Path(folder))) for text in texts]
+                for text, source, seen in ((text, *pair) for text, pairs in sources for pair in pairs.items()):
+                    result["cases"] += 1
+                    result["rendered"] += len(reading) - len(failed)
+                    got = outcome(name, seen, reading, base)
+                    result["differences"] += [
+                        f"{getattr(it, 'place', it)}: {source} {name}={text}: {got[it][:200]}, typed {typed[it][:200]}"
+                        for it in typed
+                        if got[it] != typed[it]
+                    ]
     json.dump(result, sys.stdout, indent=1)

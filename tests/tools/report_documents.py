@@ -1,12 +1,11 @@
 """Results documents for tests of the report, made of the captured and composed nodes in tests/fixtures.
 
-report_documents.py KIND    prints one: lab, rails or fleet
+report_documents.py FOLDER    writes the pages that tests/report/browser.py looks at: lab, rails and fleet
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import pathlib
 import sys
@@ -15,7 +14,7 @@ import tempfile
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
@@ -49,20 +48,10 @@ def node(host: str, fixture: str | None, more: list[dict] | None = None, reboot:
 
 
 def _passed() -> list[dict]:
-    found = [
-        host_checks.check(f"module:{name}", f"module {name}", "passed", "loaded", "loaded")
-        for name in ("mlx5_ib", "ib_uverbs", "ib_umad", "rdma_ucm")
-    ]
-    found.append(
-        host_checks.check("netns", "RDMA netns mode", "passed", "shared", "shared, and shared at the next boot")
-    )
-    found += [
-        host_checks.check(
-            f"memlock:{name}", f"LimitMEMLOCK of {name}", "passed", "infinity", "infinity, running with infinity"
-        )
-        for name in ("k3s", "containerd")
-    ]
-    return found
+    rows = [(f"module:{name}", f"module {name}", "loaded") for name in ("mlx5_ib", "ib_uverbs", "ib_umad", "rdma_ucm")]
+    rows.append(("netns", "RDMA netns mode", "shared, and shared at the next boot"))
+    rows += [(f"memlock:{name}", f"LimitMEMLOCK of {name}", "infinity") for name in ("k3s", "containerd")]
+    return [host_checks.check(identity, name, "passed", seen.split(",")[0], seen) for identity, name, seen in rows]
 
 
 def ports(read: dict) -> list[dict]:
@@ -81,15 +70,11 @@ def with_port_down(made: dict, name: str) -> dict:
     return made
 
 
+_FILE = "/etc/modprobe.d/blacklist-ofed.conf"
+_SEEN = f"not loaded: {_FILE}:2 says blacklist mlx5_ib"
+_NEXT = f"remove line 2 of {_FILE}, then: modprobe mlx5_ib"
 _ROOT = {
-    **host_checks.check(
-        "module:mlx5_ib",
-        "module mlx5_ib",
-        "failed",
-        "loaded",
-        "not loaded: /etc/modprobe.d/blacklist-ofed.conf:2 says blacklist mlx5_ib",
-        "remove line 2 of /etc/modprobe.d/blacklist-ofed.conf, then: modprobe mlx5_ib",
-    ),
+    **host_checks.check("module:mlx5_ib", "module mlx5_ib", "failed", "loaded", _SEEN, _NEXT),
     "failure": "module-absent",
     "root": True,
 }
@@ -115,26 +100,19 @@ def blocked_card(host: str) -> dict:
 # --- matrix and drift ------------------------------------------------------------------------------------------------
 
 
-def measurement(
-    rail: int, path: str, pair: tuple[str, str], figure: float | None, expected: float | None, **more
-) -> dict:
+def measurement(rail: int, path: str, pair: tuple, figure: float | None, expected: float | None, **more) -> dict:
     verdict = "not_verified" if figure is None else "outlier" if expected and figure < 0.8 * expected else "ok"
-    return {
+    hca = {"from_hca": f"mlx5_{rail}", "to_hca": f"mlx5_{rail}"}
+    made = {
         "id": f"{path}-{rail}-{pair[0]}-{pair[1]}",
         "rail": rail,
         "path": path,
         "from": pair[0],
         "to": pair[1],
-        "from_hca": f"mlx5_{rail}",
-        "to_hca": f"mlx5_{rail}",
-        "gbit_per_s": figure,
-        "expected_gbit_per_s": expected,
-        "expected_from": "link 400 Gb/s, PCIe 32 GT/s x16; the smaller, less 4 % of headers",
-        "verdict": verdict,
-        "reason": "",
-        "counters": {},
-        **more,
+        **hca,
     }
+    made |= {"gbit_per_s": figure, "expected_gbit_per_s": expected, "verdict": verdict, "reason": "", "counters": {}}
+    return {**made, "expected_from": "link 400 Gb/s, PCIe 32 GT/s x16; the smaller, less 4 % of headers", **more}
 
 
 def matrix(hosts: list[str], rails: int, expected: float, slow: dict) -> dict:
@@ -154,18 +132,9 @@ def drift(hosts: dict[str, tuple[str, list[dict], list[str]]]) -> dict:
     """hosts: {name: (verdict, differences, reasons)}."""
     order = ("converged", "drift", "reboot_pending", "unreachable", "unsafe")
     worst = max((entry[0] for entry in hosts.values()), key=order.index)
-    listed = [
-        {"host": name, "verdict": entry[0], "differences": entry[1], "reasons": entry[2]}
-        for name, entry in hosts.items()
-    ]
-    codes = {"converged": 0, "drift": 2, "reboot_pending": 3}
-    return {
-        "schema": document.SCHEMAS["drift"],
-        "at": AT,
-        "verdict": worst,
-        "exit_code": codes.get(worst, 4),
-        "hosts": listed,
-    }
+    listed = [dict(zip(("host", "verdict", "differences", "reasons"), (name, *entry))) for name, entry in hosts.items()]
+    head = {"schema": document.SCHEMAS["drift"], "at": AT, "verdict": worst}
+    return {**head, "exit_code": {"converged": 0, "drift": 2, "reboot_pending": 3}.get(worst, 4), "hosts": listed}
 
 
 _MEMLOCK = {
@@ -188,9 +157,8 @@ def lab() -> dict:
     hosts = ["node1", "node2"]
     figures = matrix(hosts, 2, 9.4, {})
     for test in figures["tests"]:
-        test.update(
-            from_hca=f"rxe{test['rail']}", to_hca=f"rxe{test['rail']}", expected_from="median of the software HCAs"
-        )
+        hca = f"rxe{test['rail']}"
+        test.update(from_hca=hca, to_hca=hca, expected_from="median of the software HCAs")
     same = {host: ("converged", [], []) for host in hosts}
     return results([node(host, "lab-rxe-debian12") for host in hosts], drift(same), figures)
 
@@ -218,15 +186,9 @@ def fleet(number: int = 64) -> dict:
         with_port_down(nodes[place], "mlx5_3")
     nodes[22] = blocked_card(hosts[22])
     nodes[50] = node(hosts[50], None)
-    unproven = host_checks.check(
-        "fabric:rail0:mlx5_0",
-        "fabric rail 0 (mlx5_0/1)",
-        "not_verified",
-        "verbs traffic with a peer",
-        "no other node has a rail in this subnet",
-        "give the rail of two nodes addresses in one subnet",
-    )
-    nodes[33]["checks"].append(unproven)
+    seen, step = "no other node has a rail in this subnet", "give the rail of two nodes addresses in one subnet"
+    what = ("fabric:rail0:mlx5_0", "fabric rail 0 (mlx5_0/1)", "not_verified", "verbs traffic with a peer")
+    nodes[33]["checks"].append(host_checks.check(*what, seen, step))
     nodes[12]["reboot_reasons"] = [_REBOOT]
     slow = {
         (2, hosts[29]): (0.49, {"reason": "PCIe link of mlx5_2 runs at x8 of x16", "counters": {"symbol_error": 0}}),
@@ -245,4 +207,7 @@ def fleet(number: int = 64) -> dict:
 KINDS = {"lab": lab, "rails": rails, "fleet": fleet}
 
 if __name__ == "__main__":
-    json.dump(KINDS[sys.argv[1]](), sys.stdout, indent=1)
+    target = pathlib.Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    for kind, make in KINDS.items():
+        (target / f"{kind}.html").write_text(page.page(make(), f"RDMA report, {kind}"))

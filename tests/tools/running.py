@@ -11,6 +11,17 @@ import sys
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+PLUGINS = pathlib.Path(__file__).resolve().parent / "callback_plugins"
+
+
+def environment(folder: pathlib.Path | str) -> dict[str, str]:
+    """Environment that makes the next run write its record into the folder, see callback_plugins/run_record.py."""
+    return {"ANSIBLE_CALLBACK_PLUGINS": str(PLUGINS), "RUN_RECORD": str(folder)}
+
+
+def written(folder: pathlib.Path | str) -> dict:
+    """The record of the run that was written into the folder, by host."""
+    return json.loads(pathlib.Path(folder, "record.json").read_text())
 
 
 def module(what, check: bool = False, path: str = os.environ["PATH"], **options) -> dict:
@@ -50,6 +61,17 @@ def told(folder: pathlib.Path, *words) -> tuple[int, dict, str]:
     }
     done = _run(folder, words, None, settings)
     return done.returncode, json.loads(done.stdout[done.stdout.index("{\n") :]), done.stdout + done.stderr
+
+
+def applied(play: dict) -> list[str]:
+    """The roles that a play of ours applies, in order; of some the nodes come first and the objects of all later."""
+    found = [role["role"] for role in play.get("roles", [])]
+    for task in [*play.get("pre_tasks", []), *play.get("tasks", [])]:
+        named = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role")
+        if named and named.get("tasks_from", "main") in ("main", "nodes"):
+            found += task.get("loop") or [named["name"]]
+    # The role discovery plans for the others.
+    return [name for name in (role.rpartition(".")[2] for role in found) if name != "discovery"]
 
 
 def _run(folder, words, program, environment):

@@ -8,17 +8,23 @@ The format is described in tests/fixtures/README.md.
 
 from __future__ import annotations
 
+import atexit
 import base64
+import functools
 import json
 import os
 import pathlib
 import runpy
+import shutil
 import sys
+import tempfile
 
 import yaml
 
 HERE = pathlib.Path(__file__).resolve().parent
 HOSTS = HERE.parent / "fixtures/hosts"
+# What an entry of `repeat` repeats, and the section that it belongs to.
+REPEATED = {"content": "files", "link": "links", "error": "errors"}
 # By its path: who loads this file by its own path has no package to import from.
 COMPOSED = runpy.run_path(str(HERE / "compose_hosts.py"))
 
@@ -44,9 +50,9 @@ def expand(fixture: dict) -> dict:
     for section in ("files", "links", "errors"):
         full[section] = dict(unfold(fixture.get(section) or {}))
     for pattern in full.pop("repeat", None) or ():
-        section, value = ("errors", pattern["error"]) if "error" in pattern else ("files", pattern["content"])
-        for number in range(pattern["from"], pattern["to"] + 1):
-            full[section][pattern["path"].replace("{n}", str(number))] = value
+        ((section, value),) = ((name, pattern[key]) for key, name in REPEATED.items() if key in pattern)
+        for number in map(str, range(pattern["from"], pattern["to"] + 1)):
+            full[section][pattern["path"].replace("{n}", number)] = value.replace("{n}", number)
     for section, empty in (("binary", {}), ("modes", {}), ("mtimes", {}), ("directories", []), ("seams", {})):
         full[section] = fixture.get(section) or empty
     return full
@@ -60,6 +66,21 @@ def unfold(section: dict, folder: str = ""):
             yield from unfold(value, path)
         else:
             yield path, value
+
+
+def entries(name: str) -> dict:
+    """What tests/fixtures/NAME.yml holds."""
+    return yaml.safe_load((HERE.parent / f"fixtures/{name}.yml").read_text())
+
+
+@functools.cache
+def texts(name: str) -> pathlib.Path:
+    """A folder of the texts in tests/fixtures/NAME.yml, each a file KEY.txt; it goes when this process ends."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for key, text in entries(name).items():
+        (folder / f"{key}.txt").write_text(text)
+    return folder
 
 
 def write(name: str, target: str | os.PathLike) -> pathlib.Path:

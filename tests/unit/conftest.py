@@ -6,12 +6,12 @@ import os
 import time
 
 import pytest
-from ansible_collections.gpufabric.rdma.tests.tools import recording
+from ansible_collections.gpufabric.rdma.tests.tools import running
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _plays_share_what_they_make(tmp_path_factory, worker_id):
-    os.environ["ANSIBLE_CALLBACK_PLUGINS"] = str(recording.PLUGINS)
+    os.environ["ANSIBLE_CALLBACK_PLUGINS"] = str(running.PLUGINS)
     os.environ["ANSIBLE_HOME"] = str(tmp_path_factory.mktemp("ansible-home"))
     os.environ["ANSIBLE_PIPELINING"] = "1"  # as our ansible.cfg has it for nodes: no files of each module's own
     own = tmp_path_factory.getbasetemp()

@@ -76,8 +76,8 @@ def test_an_example_fits_the_node_it_is_made_for(name, fixture, tmp_path):
 
 # --- beside the guides ------------------------------------------------------------------------------------------------
 
-GUIDES = ROOT / "tests/fixtures/guides"
-CONFIGS = json.loads((ROOT / "tests/device_plugin/configs.json").read_text())
+GUIDES = tree.texts("guides")
+CONFIGS = json.loads((tree.texts("guides") / "configs.txt").read_text())
 MISSING = "(not there)"
 EIGHT = [f"rdma/hca_shared_devices_{number}" for number in range(8)]
 
@@ -293,7 +293,7 @@ CASES = {
 
 
 def guide(name):
-    return list(yaml.safe_load_all((GUIDES / f"{name}.yaml.txt").read_text()))
+    return list(yaml.safe_load_all((GUIDES / f"{name}.txt").read_text()))
 
 
 @pytest.fixture(scope="module")
@@ -313,13 +313,16 @@ def test_ours_differs_from_a_guide_where_it_may(rendered, name):
 
 # --- claims of DRA ----------------------------------------------------------------------------------------------------
 
-CLAIMS = {path.stem: path for path in (ROOT / "docs/examples/dra").glob("*.yaml")}
+CLAIMS: dict = {}  # {template: [it, pods with such a claim]}
+for _path in (ROOT / "docs/examples/dra").glob("*.yaml"):
+    for _item in yaml.safe_load_all(_path.read_text()):
+        CLAIMS.setdefault(_item["metadata"]["name"], []).append(_item)
 CLASSES = re.compile(rf"(gpu\.nvidia\.com|rail(-\d)?\.{re.escape(dra.DRIVER)})")
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_requests_constraints_and_pod_of_a_claim_fit_together(name):
-    template, *pods = yaml.safe_load_all(CLAIMS[name].read_text())
+    template, *pods = CLAIMS[name]
     assert (template["apiVersion"], template["kind"]) == ("resource.k8s.io/v1", "ResourceClaimTemplate")
     assert template["metadata"]["name"] == name
     devices = template["spec"]["spec"]["devices"]

@@ -22,75 +22,52 @@ _sym_db = _symbol_database.Default()
 
 
 DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b"\n-rdma_device_plugin/kubelet/dev"
-    b'iceplugin.proto\x12\x07v1beta1"\x07\n\x05Empt'
-    b'y"]\n\x13DevicePluginOptions\x12\x1a\n\x12pre_'
-    b'start_required\x18\x01 \x01(\x08\x12*\n"get_pref'
-    b"erred_allocation_available\x18\x02 \x01(\x08"
-    b'"z\n\x0fRegisterRequest\x12\x0f\n\x07version\x18\x01'
-    b" \x01(\t\x12\x10\n\x08endpoint\x18\x02 \x01(\t\x12\x15\n\rresour"
-    b"ce_name\x18\x03 \x01(\t\x12-\n\x07options\x18\x04 \x01(\x0b2\x1c"
-    b'.v1beta1.DevicePluginOptions"8\n\x14'
-    b"ListAndWatchResponse\x12 \n\x07devices\x18"
-    b'\x01 \x03(\x0b2\x0f.v1beta1.Device"\x16\n\x08NUMANo'
-    b'de\x12\n\n\x02ID\x18\x01 \x01(\x03"0\n\x0cTopologyInfo\x12 '
-    b"\n\x05nodes\x18\x01 \x03(\x0b2\x11.v1beta1.NUMANode"
-    b'"M\n\x06Device\x12\n\n\x02ID\x18\x01 \x01(\t\x12\x0e\n\x06health'
-    b"\x18\x02 \x01(\t\x12'\n\x08topology\x18\x03 \x01(\x0b2\x15.v1bet"
-    b'a1.TopologyInfo"f\n\x1aPreferredAllo'
-    b"cationRequest\x12H\n\x12container_reque"
-    b"sts\x18\x01 \x03(\x0b2,.v1beta1.ContainerPre"
-    b'ferredAllocationRequest"{\n#Conta'
-    b"inerPreferredAllocationRequest\x12\x1b"
-    b"\n\x13available_deviceIDs\x18\x01 \x03(\t\x12\x1e\n\x16m"
-    b"ust_include_deviceIDs\x18\x02 \x03(\t\x12\x17\n\x0fa"
-    b'llocation_size\x18\x03 \x01(\x05"i\n\x1bPreferre'
-    b"dAllocationResponse\x12J\n\x13container"
-    b"_responses\x18\x01 \x03(\x0b2-.v1beta1.Conta"
-    b'inerPreferredAllocationResponse"'
-    b"9\n$ContainerPreferredAllocationR"
-    b'esponse\x12\x11\n\tdeviceIDs\x18\x01 \x03(\t"P\n\x0fAl'
-    b"locateRequest\x12=\n\x12container_reque"
-    b"sts\x18\x01 \x03(\x0b2!.v1beta1.ContainerAll"
-    b'ocateRequest"/\n\x18ContainerAllocat'
-    b'eRequest\x12\x13\n\x0bdevices_ids\x18\x01 \x03(\t"S\n'
-    b"\x10AllocateResponse\x12?\n\x13container_r"
-    b'esponses\x18\x01 \x03(\x0b2".v1beta1.Contain'
-    b'erAllocateResponse"\xf1\x02\n\x19Container'
-    b"AllocateResponse\x12:\n\x04envs\x18\x01 \x03(\x0b2,"
-    b".v1beta1.ContainerAllocateRespon"
-    b"se.EnvsEntry\x12\x1e\n\x06mounts\x18\x02 \x03(\x0b2\x0e.v"
-    b"1beta1.Mount\x12$\n\x07devices\x18\x03 \x03(\x0b2\x13."
-    b"v1beta1.DeviceSpec\x12H\n\x0bannotation"
-    b"s\x18\x04 \x03(\x0b23.v1beta1.ContainerAlloc"
-    b"ateResponse.AnnotationsEntry\x12'\n\x0b"
-    b"cdi_devices\x18\x05 \x03(\x0b2\x12.v1beta1.CDID"
-    b"evice\x1a+\n\tEnvsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12"
-    b"\r\n\x05value\x18\x02 \x01(\t:\x028\x01\x1a2\n\x10Annotation"
-    b"sEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01"
-    b'(\t:\x028\x01"E\n\x05Mount\x12\x16\n\x0econtainer_pat'
-    b"h\x18\x01 \x01(\t\x12\x11\n\thost_path\x18\x02 \x01(\t\x12\x11\n\tre"
-    b'ad_only\x18\x03 \x01(\x08"L\n\nDeviceSpec\x12\x16\n\x0ec'
-    b"ontainer_path\x18\x01 \x01(\t\x12\x11\n\thost_path"
-    b'\x18\x02 \x01(\t\x12\x13\n\x0bpermissions\x18\x03 \x01(\t"\x19\n\tC'
-    b'DIDevice\x12\x0c\n\x04name\x18\x01 \x01(\t"/\n\x18PreSta'
-    b"rtContainerRequest\x12\x13\n\x0bdevices_id"
-    b's\x18\x01 \x03(\t"\x1b\n\x19PreStartContainerResp'
-    b"onse2F\n\x0cRegistration\x126\n\x08Register"
-    b"\x12\x18.v1beta1.RegisterRequest\x1a\x0e.v1b"
-    b'eta1.Empty"\x002\xa3\x03\n\x0cDevicePlugin\x12H\n'
-    b"\x16GetDevicePluginOptions\x12\x0e.v1beta"
-    b"1.Empty\x1a\x1c.v1beta1.DevicePluginOp"
-    b'tions"\x00\x12A\n\x0cListAndWatch\x12\x0e.v1beta'
-    b"1.Empty\x1a\x1d.v1beta1.ListAndWatchRe"
-    b'sponse"\x000\x01\x12e\n\x16GetPreferredAlloca'
-    b"tion\x12#.v1beta1.PreferredAllocati"
-    b"onRequest\x1a$.v1beta1.PreferredAll"
-    b'ocationResponse"\x00\x12A\n\x08Allocate\x12\x18.'
-    b"v1beta1.AllocateRequest\x1a\x19.v1beta"
-    b'1.AllocateResponse"\x00\x12\\\n\x11PreStart'
-    b"Container\x12!.v1beta1.PreStartCont"
-    b'ainerRequest\x1a".v1beta1.PreStartC'
+    b"\n-rdma_device_plugin/kubelet/deviceplugin.proto\x12"
+    b'\x07v1beta1"\x07\n\x05Empty"]\n\x13DevicePluginOptions\x12\x1a\n\x12pre_'
+    b'start_required\x18\x01 \x01(\x08\x12*\n"get_preferred_allocation'
+    b'_available\x18\x02 \x01(\x08"z\n\x0fRegisterRequest\x12\x0f\n\x07version\x18\x01'
+    b" \x01(\t\x12\x10\n\x08endpoint\x18\x02 \x01(\t\x12\x15\n\rresource_name\x18\x03 \x01(\t\x12-\n"
+    b'\x07options\x18\x04 \x01(\x0b2\x1c.v1beta1.DevicePluginOptions"8\n\x14'
+    b"ListAndWatchResponse\x12 \n\x07devices\x18\x01 \x03(\x0b2\x0f.v1beta1."
+    b'Device"\x16\n\x08NUMANode\x12\n\n\x02ID\x18\x01 \x01(\x03"0\n\x0cTopologyInfo\x12 '
+    b'\n\x05nodes\x18\x01 \x03(\x0b2\x11.v1beta1.NUMANode"M\n\x06Device\x12\n\n\x02ID'
+    b"\x18\x01 \x01(\t\x12\x0e\n\x06health\x18\x02 \x01(\t\x12'\n\x08topology\x18\x03 \x01(\x0b2\x15.v1bet"
+    b'a1.TopologyInfo"f\n\x1aPreferredAllocationRequest\x12H\n'
+    b"\x12container_requests\x18\x01 \x03(\x0b2,.v1beta1.ContainerPre"
+    b'ferredAllocationRequest"{\n#ContainerPreferredAll'
+    b"ocationRequest\x12\x1b\n\x13available_deviceIDs\x18\x01 \x03(\t\x12\x1e\n\x16m"
+    b"ust_include_deviceIDs\x18\x02 \x03(\t\x12\x17\n\x0fallocation_size\x18\x03"
+    b' \x01(\x05"i\n\x1bPreferredAllocationResponse\x12J\n\x13container'
+    b"_responses\x18\x01 \x03(\x0b2-.v1beta1.ContainerPreferredAll"
+    b'ocationResponse"9\n$ContainerPreferredAllocationR'
+    b'esponse\x12\x11\n\tdeviceIDs\x18\x01 \x03(\t"P\n\x0fAllocateRequest\x12=\n'
+    b"\x12container_requests\x18\x01 \x03(\x0b2!.v1beta1.ContainerAll"
+    b'ocateRequest"/\n\x18ContainerAllocateRequest\x12\x13\n\x0bdevi'
+    b'ces_ids\x18\x01 \x03(\t"S\n\x10AllocateResponse\x12?\n\x13container_r'
+    b'esponses\x18\x01 \x03(\x0b2".v1beta1.ContainerAllocateRespon'
+    b'se"\xf1\x02\n\x19ContainerAllocateResponse\x12:\n\x04envs\x18\x01 \x03(\x0b2,'
+    b".v1beta1.ContainerAllocateResponse.EnvsEntry\x12\x1e\n\x06"
+    b"mounts\x18\x02 \x03(\x0b2\x0e.v1beta1.Mount\x12$\n\x07devices\x18\x03 \x03(\x0b2\x13."
+    b"v1beta1.DeviceSpec\x12H\n\x0bannotations\x18\x04 \x03(\x0b23.v1beta"
+    b"1.ContainerAllocateResponse.AnnotationsEntry\x12'\n\x0b"
+    b"cdi_devices\x18\x05 \x03(\x0b2\x12.v1beta1.CDIDevice\x1a+\n\tEnvsEnt"
+    b"ry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01\x1a2\n\x10Annotation"
+    b'sEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x028\x01"E\n\x05Mount\x12'
+    b"\x16\n\x0econtainer_path\x18\x01 \x01(\t\x12\x11\n\thost_path\x18\x02 \x01(\t\x12\x11\n\tre"
+    b'ad_only\x18\x03 \x01(\x08"L\n\nDeviceSpec\x12\x16\n\x0econtainer_path\x18\x01 '
+    b'\x01(\t\x12\x11\n\thost_path\x18\x02 \x01(\t\x12\x13\n\x0bpermissions\x18\x03 \x01(\t"\x19\n\tC'
+    b'DIDevice\x12\x0c\n\x04name\x18\x01 \x01(\t"/\n\x18PreStartContainerReque'
+    b'st\x12\x13\n\x0bdevices_ids\x18\x01 \x03(\t"\x1b\n\x19PreStartContainerResp'
+    b"onse2F\n\x0cRegistration\x126\n\x08Register\x12\x18.v1beta1.Regis"
+    b'terRequest\x1a\x0e.v1beta1.Empty"\x002\xa3\x03\n\x0cDevicePlugin\x12H\n'
+    b"\x16GetDevicePluginOptions\x12\x0e.v1beta1.Empty\x1a\x1c.v1beta"
+    b'1.DevicePluginOptions"\x00\x12A\n\x0cListAndWatch\x12\x0e.v1beta'
+    b'1.Empty\x1a\x1d.v1beta1.ListAndWatchResponse"\x000\x01\x12e\n\x16Ge'
+    b"tPreferredAllocation\x12#.v1beta1.PreferredAllocati"
+    b'onRequest\x1a$.v1beta1.PreferredAllocationResponse"'
+    b"\x00\x12A\n\x08Allocate\x12\x18.v1beta1.AllocateRequest\x1a\x19.v1beta"
+    b'1.AllocateResponse"\x00\x12\\\n\x11PreStartContainer\x12!.v1be'
+    b'ta1.PreStartContainerRequest\x1a".v1beta1.PreStartC'
     b'ontainerResponse"\x00b\x06proto3'
 )
 

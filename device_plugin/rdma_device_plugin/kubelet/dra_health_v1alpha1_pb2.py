@@ -22,24 +22,18 @@ _sym_db = _symbol_database.Default()
 
 
 DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b"\n4rdma_device_plugin/kubelet/dra"
-    b"_health_v1alpha1.proto\x12\x08v1alpha1"
-    b'"\x1b\n\x19NodeWatchResourcesRequest":\n'
-    b"\x10DeviceIdentifier\x12\x11\n\tpool_name\x18\x01"
-    b' \x01(\t\x12\x13\n\x0bdevice_name\x18\x02 \x01(\t"\xa3\x01\n\x0cDe'
-    b"viceHealth\x12*\n\x06device\x18\x01 \x01(\x0b2\x1a.v1a"
-    b"lpha1.DeviceIdentifier\x12&\n\x06health"
-    b"\x18\x02 \x01(\x0e2\x16.v1alpha1.HealthStatus\x12\x19"
-    b"\n\x11last_updated_time\x18\x03 \x01(\x03\x12$\n\x1chea"
-    b'lth_check_timeout_seconds\x18\x04 \x01(\x03"'
-    b"E\n\x1aNodeWatchResourcesResponse\x12'\n"
-    b"\x07devices\x18\x01 \x03(\x0b2\x16.v1alpha1.Device"
-    b"Health*7\n\x0cHealthStatus\x12\x0b\n\x07UNKNOW"
-    b"N\x10\x00\x12\x0b\n\x07HEALTHY\x10\x01\x12\r\n\tUNHEALTHY\x10\x022"
-    b"x\n\x11DRAResourceHealth\x12c\n\x12NodeWatc"
-    b"hResources\x12#.v1alpha1.NodeWatchR"
-    b"esourcesRequest\x1a$.v1alpha1.NodeW"
-    b'atchResourcesResponse"\x000\x01b\x06proto'
+    b"\n4rdma_device_plugin/kubelet/dra_health_v1alpha1"
+    b'.proto\x12\x08v1alpha1"\x1b\n\x19NodeWatchResourcesRequest":\n'
+    b"\x10DeviceIdentifier\x12\x11\n\tpool_name\x18\x01 \x01(\t\x12\x13\n\x0bdevice_n"
+    b'ame\x18\x02 \x01(\t"\xa3\x01\n\x0cDeviceHealth\x12*\n\x06device\x18\x01 \x01(\x0b2\x1a.v1a'
+    b"lpha1.DeviceIdentifier\x12&\n\x06health\x18\x02 \x01(\x0e2\x16.v1alpha"
+    b"1.HealthStatus\x12\x19\n\x11last_updated_time\x18\x03 \x01(\x03\x12$\n\x1chea"
+    b'lth_check_timeout_seconds\x18\x04 \x01(\x03"E\n\x1aNodeWatchReso'
+    b"urcesResponse\x12'\n\x07devices\x18\x01 \x03(\x0b2\x16.v1alpha1.Device"
+    b"Health*7\n\x0cHealthStatus\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07HEALTHY\x10\x01"
+    b"\x12\r\n\tUNHEALTHY\x10\x022x\n\x11DRAResourceHealth\x12c\n\x12NodeWatc"
+    b"hResources\x12#.v1alpha1.NodeWatchResourcesRequest\x1a"
+    b'$.v1alpha1.NodeWatchResourcesResponse"\x000\x01b\x06proto'
     b"3"
 )
 

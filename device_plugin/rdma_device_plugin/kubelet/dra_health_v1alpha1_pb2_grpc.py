@@ -69,38 +69,3 @@ def add_DRAResourceHealthServicer_to_server(servicer, server):
     generic_handler = grpc.method_handlers_generic_handler("v1alpha1.DRAResourceHealth", rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers("v1alpha1.DRAResourceHealth", rpc_method_handlers)
-
-
-# This class is part of an EXPERIMENTAL API.
-class DRAResourceHealth(object):
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def NodeWatchResources(
-        request,
-        target,
-        options=(),
-        channel_credentials=None,
-        call_credentials=None,
-        insecure=False,
-        compression=None,
-        wait_for_ready=None,
-        timeout=None,
-        metadata=None,
-    ):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            "/v1alpha1.DRAResourceHealth/NodeWatchResources",
-            rdma__device__plugin_dot_kubelet_dot_dra__health__v1alpha1__pb2.NodeWatchResourcesRequest.SerializeToString,
-            rdma__device__plugin_dot_kubelet_dot_dra__health__v1alpha1__pb2.NodeWatchResourcesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True,
-        )

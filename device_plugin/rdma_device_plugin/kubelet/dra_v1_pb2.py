@@ -22,50 +22,35 @@ _sym_db = _symbol_database.Default()
 
 
 DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b"\n'rdma_device_plugin/kubelet/dra"
-    b"_v1.proto\x12\x1ek8s.io.kubelet.pkg.ap"
-    b'is.dra.v1"T\n\x1bNodePrepareResource'
-    b"sRequest\x125\n\x06claims\x18\x01 \x03(\x0b2%.k8s.i"
-    b'o.kubelet.pkg.apis.dra.v1.Claim"'
-    b"\xe4\x01\n\x1cNodePrepareResourcesResponse"
-    b"\x12X\n\x06claims\x18\x01 \x03(\x0b2H.k8s.io.kubele"
-    b"t.pkg.apis.dra.v1.NodePrepareRes"
-    b"ourcesResponse.ClaimsEntry\x1aj\n\x0bCl"
-    b"aimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12J\n\x05value\x18"
-    b"\x02 \x01(\x0b2;.k8s.io.kubelet.pkg.apis."
-    b"dra.v1.NodePrepareResourceRespon"
-    b'se:\x028\x01"e\n\x1bNodePrepareResourceRes'
-    b"ponse\x127\n\x07devices\x18\x01 \x03(\x0b2&.k8s.io."
-    b"kubelet.pkg.apis.dra.v1.Device\x12\r"
-    b'\n\x05error\x18\x02 \x01(\t"\x83\x01\n\x06Device\x12\x15\n\rrequ'
-    b"est_names\x18\x01 \x03(\t\x12\x11\n\tpool_name\x18\x02 \x01"
-    b"(\t\x12\x13\n\x0bdevice_name\x18\x03 \x01(\t\x12\x16\n\x0ecdi_d"
-    b"evice_ids\x18\x04 \x03(\t\x12\x15\n\x08share_id\x18\x05 \x01("
-    b'\tH\x00\x88\x01\x01B\x0b\n\t_share_id"V\n\x1dNodeUnpre'
-    b"pareResourcesRequest\x125\n\x06claims\x18\x01"
-    b" \x03(\x0b2%.k8s.io.kubelet.pkg.apis.d"
-    b'ra.v1.Claim"\xea\x01\n\x1eNodeUnprepareRes'
-    b"ourcesResponse\x12Z\n\x06claims\x18\x01 \x03(\x0b2J"
-    b".k8s.io.kubelet.pkg.apis.dra.v1."
-    b"NodeUnprepareResourcesResponse.C"
-    b"laimsEntry\x1al\n\x0bClaimsEntry\x12\x0b\n\x03key"
-    b"\x18\x01 \x01(\t\x12L\n\x05value\x18\x02 \x01(\x0b2=.k8s.io.k"
-    b"ubelet.pkg.apis.dra.v1.NodeUnpre"
-    b'pareResourceResponse:\x028\x01".\n\x1dNode'
-    b"UnprepareResourceResponse\x12\r\n\x05err"
-    b'or\x18\x01 \x01(\t"5\n\x05Claim\x12\x11\n\tnamespace\x18\x01'
-    b" \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t2"
-    b"\xbd\x02\n\tDRAPlugin\x12\x93\x01\n\x14NodePrepareRes"
-    b"ources\x12;.k8s.io.kubelet.pkg.apis"
-    b".dra.v1.NodePrepareResourcesRequ"
-    b"est\x1a<.k8s.io.kubelet.pkg.apis.dr"
-    b"a.v1.NodePrepareResourcesRespons"
-    b'e"\x00\x12\x99\x01\n\x16NodeUnprepareResources\x12='
-    b".k8s.io.kubelet.pkg.apis.dra.v1."
-    b"NodeUnprepareResourcesRequest\x1a>."
-    b"k8s.io.kubelet.pkg.apis.dra.v1.N"
-    b'odeUnprepareResourcesResponse"\x00b'
-    b"\x06proto3"
+    b"\n'rdma_device_plugin/kubelet/dra_v1.proto\x12\x1ek8s.i"
+    b'o.kubelet.pkg.apis.dra.v1"T\n\x1bNodePrepareResource'
+    b"sRequest\x125\n\x06claims\x18\x01 \x03(\x0b2%.k8s.io.kubelet.pkg.ap"
+    b'is.dra.v1.Claim"\xe4\x01\n\x1cNodePrepareResourcesResponse'
+    b"\x12X\n\x06claims\x18\x01 \x03(\x0b2H.k8s.io.kubelet.pkg.apis.dra.v"
+    b"1.NodePrepareResourcesResponse.ClaimsEntry\x1aj\n\x0bCl"
+    b"aimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12J\n\x05value\x18\x02 \x01(\x0b2;.k8s.io.k"
+    b"ubelet.pkg.apis.dra.v1.NodePrepareResourceRespon"
+    b'se:\x028\x01"e\n\x1bNodePrepareResourceResponse\x127\n\x07devices'
+    b"\x18\x01 \x03(\x0b2&.k8s.io.kubelet.pkg.apis.dra.v1.Device\x12\r"
+    b'\n\x05error\x18\x02 \x01(\t"\x83\x01\n\x06Device\x12\x15\n\rrequest_names\x18\x01 \x03(\t\x12'
+    b"\x11\n\tpool_name\x18\x02 \x01(\t\x12\x13\n\x0bdevice_name\x18\x03 \x01(\t\x12\x16\n\x0ecdi_d"
+    b"evice_ids\x18\x04 \x03(\t\x12\x15\n\x08share_id\x18\x05 \x01(\tH\x00\x88\x01\x01B\x0b\n\t_share"
+    b'_id"V\n\x1dNodeUnprepareResourcesRequest\x125\n\x06claims\x18\x01'
+    b' \x03(\x0b2%.k8s.io.kubelet.pkg.apis.dra.v1.Claim"\xea\x01\n\x1e'
+    b"NodeUnprepareResourcesResponse\x12Z\n\x06claims\x18\x01 \x03(\x0b2J"
+    b".k8s.io.kubelet.pkg.apis.dra.v1.NodeUnprepareRes"
+    b"ourcesResponse.ClaimsEntry\x1al\n\x0bClaimsEntry\x12\x0b\n\x03key"
+    b"\x18\x01 \x01(\t\x12L\n\x05value\x18\x02 \x01(\x0b2=.k8s.io.kubelet.pkg.apis."
+    b'dra.v1.NodeUnprepareResourceResponse:\x028\x01".\n\x1dNode'
+    b'UnprepareResourceResponse\x12\r\n\x05error\x18\x01 \x01(\t"5\n\x05Clai'
+    b"m\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t2"
+    b"\xbd\x02\n\tDRAPlugin\x12\x93\x01\n\x14NodePrepareResources\x12;.k8s.io."
+    b"kubelet.pkg.apis.dra.v1.NodePrepareResourcesRequ"
+    b"est\x1a<.k8s.io.kubelet.pkg.apis.dra.v1.NodePrepare"
+    b'ResourcesResponse"\x00\x12\x99\x01\n\x16NodeUnprepareResources\x12='
+    b".k8s.io.kubelet.pkg.apis.dra.v1.NodeUnprepareRes"
+    b"ourcesRequest\x1a>.k8s.io.kubelet.pkg.apis.dra.v1.N"
+    b'odeUnprepareResourcesResponse"\x00b\x06proto3'
 )
 
 _globals = globals()

@@ -22,51 +22,36 @@ _sym_db = _symbol_database.Default()
 
 
 DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b"\n,rdma_device_plugin/kubelet/dra"
-    b"_v1beta1.proto\x12#k8s.io.kubelet.p"
-    b'kg.apis.dra.v1beta1"Y\n\x1bNodePrepa'
-    b"reResourcesRequest\x12:\n\x06claims\x18\x01 \x03"
-    b"(\x0b2*.k8s.io.kubelet.pkg.apis.dra"
-    b'.v1beta1.Claim"\xee\x01\n\x1cNodePrepareRe'
-    b"sourcesResponse\x12]\n\x06claims\x18\x01 \x03(\x0b2"
-    b"M.k8s.io.kubelet.pkg.apis.dra.v1"
-    b"beta1.NodePrepareResourcesRespon"
-    b"se.ClaimsEntry\x1ao\n\x0bClaimsEntry\x12\x0b\n"
-    b"\x03key\x18\x01 \x01(\t\x12O\n\x05value\x18\x02 \x01(\x0b2@.k8s."
-    b"io.kubelet.pkg.apis.dra.v1beta1."
-    b'NodePrepareResourceResponse:\x028\x01"'
-    b"j\n\x1bNodePrepareResourceResponse\x12<"
-    b"\n\x07devices\x18\x01 \x03(\x0b2+.k8s.io.kubelet"
-    b".pkg.apis.dra.v1beta1.Device\x12\r\n\x05"
-    b'error\x18\x02 \x01(\t"_\n\x06Device\x12\x15\n\rrequest'
-    b"_names\x18\x01 \x03(\t\x12\x11\n\tpool_name\x18\x02 \x01(\t\x12"
-    b"\x13\n\x0bdevice_name\x18\x03 \x01(\t\x12\x16\n\x0ecdi_devi"
-    b'ce_ids\x18\x04 \x03(\t"[\n\x1dNodeUnprepareRes'
-    b"ourcesRequest\x12:\n\x06claims\x18\x01 \x03(\x0b2*."
-    b"k8s.io.kubelet.pkg.apis.dra.v1be"
-    b'ta1.Claim"\xf4\x01\n\x1eNodeUnprepareResou'
-    b"rcesResponse\x12_\n\x06claims\x18\x01 \x03(\x0b2O.k"
-    b"8s.io.kubelet.pkg.apis.dra.v1bet"
-    b"a1.NodeUnprepareResourcesRespons"
-    b"e.ClaimsEntry\x1aq\n\x0bClaimsEntry\x12\x0b\n\x03"
-    b"key\x18\x01 \x01(\t\x12Q\n\x05value\x18\x02 \x01(\x0b2B.k8s.i"
-    b"o.kubelet.pkg.apis.dra.v1beta1.N"
-    b"odeUnprepareResourceResponse:\x028\x01"
-    b'".\n\x1dNodeUnprepareResourceRespons'
-    b'e\x12\r\n\x05error\x18\x01 \x01(\t"5\n\x05Claim\x12\x11\n\tnam'
-    b"espace\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0c\n\x04nam"
-    b"e\x18\x03 \x01(\t2\xd1\x02\n\tDRAPlugin\x12\x9d\x01\n\x14NodePr"
-    b"epareResources\x12@.k8s.io.kubelet."
-    b"pkg.apis.dra.v1beta1.NodePrepare"
-    b"ResourcesRequest\x1aA.k8s.io.kubele"
-    b"t.pkg.apis.dra.v1beta1.NodePrepa"
-    b'reResourcesResponse"\x00\x12\xa3\x01\n\x16NodeUn'
-    b"prepareResources\x12B.k8s.io.kubele"
-    b"t.pkg.apis.dra.v1beta1.NodeUnpre"
-    b"pareResourcesRequest\x1aC.k8s.io.ku"
-    b"belet.pkg.apis.dra.v1beta1.NodeU"
-    b'nprepareResourcesResponse"\x00b\x06pro'
-    b"to3"
+    b"\n,rdma_device_plugin/kubelet/dra_v1beta1.proto\x12#"
+    b'k8s.io.kubelet.pkg.apis.dra.v1beta1"Y\n\x1bNodePrepa'
+    b"reResourcesRequest\x12:\n\x06claims\x18\x01 \x03(\x0b2*.k8s.io.kube"
+    b'let.pkg.apis.dra.v1beta1.Claim"\xee\x01\n\x1cNodePrepareRe'
+    b"sourcesResponse\x12]\n\x06claims\x18\x01 \x03(\x0b2M.k8s.io.kubelet"
+    b".pkg.apis.dra.v1beta1.NodePrepareResourcesRespon"
+    b"se.ClaimsEntry\x1ao\n\x0bClaimsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12O\n\x05va"
+    b"lue\x18\x02 \x01(\x0b2@.k8s.io.kubelet.pkg.apis.dra.v1beta1."
+    b'NodePrepareResourceResponse:\x028\x01"j\n\x1bNodePrepareRe'
+    b"sourceResponse\x12<\n\x07devices\x18\x01 \x03(\x0b2+.k8s.io.kubelet"
+    b'.pkg.apis.dra.v1beta1.Device\x12\r\n\x05error\x18\x02 \x01(\t"_\n\x06D'
+    b"evice\x12\x15\n\rrequest_names\x18\x01 \x03(\t\x12\x11\n\tpool_name\x18\x02 \x01(\t\x12"
+    b'\x13\n\x0bdevice_name\x18\x03 \x01(\t\x12\x16\n\x0ecdi_device_ids\x18\x04 \x03(\t"[\n\x1d'
+    b"NodeUnprepareResourcesRequest\x12:\n\x06claims\x18\x01 \x03(\x0b2*."
+    b'k8s.io.kubelet.pkg.apis.dra.v1beta1.Claim"\xf4\x01\n\x1eNo'
+    b"deUnprepareResourcesResponse\x12_\n\x06claims\x18\x01 \x03(\x0b2O.k"
+    b"8s.io.kubelet.pkg.apis.dra.v1beta1.NodeUnprepare"
+    b"ResourcesResponse.ClaimsEntry\x1aq\n\x0bClaimsEntry\x12\x0b\n\x03"
+    b"key\x18\x01 \x01(\t\x12Q\n\x05value\x18\x02 \x01(\x0b2B.k8s.io.kubelet.pkg.ap"
+    b"is.dra.v1beta1.NodeUnprepareResourceResponse:\x028\x01"
+    b'".\n\x1dNodeUnprepareResourceResponse\x12\r\n\x05error\x18\x01 \x01(\t'
+    b'"5\n\x05Claim\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0c\n\x04nam'
+    b"e\x18\x03 \x01(\t2\xd1\x02\n\tDRAPlugin\x12\x9d\x01\n\x14NodePrepareResources\x12@"
+    b".k8s.io.kubelet.pkg.apis.dra.v1beta1.NodePrepare"
+    b"ResourcesRequest\x1aA.k8s.io.kubelet.pkg.apis.dra.v"
+    b'1beta1.NodePrepareResourcesResponse"\x00\x12\xa3\x01\n\x16NodeUn'
+    b"prepareResources\x12B.k8s.io.kubelet.pkg.apis.dra.v"
+    b"1beta1.NodeUnprepareResourcesRequest\x1aC.k8s.io.ku"
+    b"belet.pkg.apis.dra.v1beta1.NodeUnprepareResource"
+    b'sResponse"\x00b\x06proto3'
 )
 
 _globals = globals()

@@ -22,21 +22,16 @@ _sym_db = _symbol_database.Default()
 
 
 DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b"\n3rdma_device_plugin/kubelet/plu"
-    b"ginregistration.proto\x12\x12pluginreg"
-    b'istration"V\n\nPluginInfo\x12\x0c\n\x04type\x18'
-    b"\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08endpoint\x18"
-    b"\x03 \x01(\t\x12\x1a\n\x12supported_versions\x18\x04 \x03("
-    b'\t">\n\x12RegistrationStatus\x12\x19\n\x11plugi'
-    b"n_registered\x18\x01 \x01(\x08\x12\r\n\x05error\x18\x02 \x01("
-    b'\t"\x1c\n\x1aRegistrationStatusResponse"'
-    b"\r\n\x0bInfoRequest2\xd2\x01\n\x0cRegistration\x12"
-    b"L\n\x07GetInfo\x12\x1f.pluginregistration."
-    b"InfoRequest\x1a\x1e.pluginregistration"
-    b'.PluginInfo"\x00\x12t\n\x18NotifyRegistrat'
-    b"ionStatus\x12&.pluginregistration.R"
-    b"egistrationStatus\x1a..pluginregist"
-    b"ration.RegistrationStatusRespons"
+    b"\n3rdma_device_plugin/kubelet/pluginregistration."
+    b'proto\x12\x12pluginregistration"V\n\nPluginInfo\x12\x0c\n\x04type\x18'
+    b"\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08endpoint\x18\x03 \x01(\t\x12\x1a\n\x12support"
+    b'ed_versions\x18\x04 \x03(\t">\n\x12RegistrationStatus\x12\x19\n\x11plugi'
+    b'n_registered\x18\x01 \x01(\x08\x12\r\n\x05error\x18\x02 \x01(\t"\x1c\n\x1aRegistratio'
+    b'nStatusResponse"\r\n\x0bInfoRequest2\xd2\x01\n\x0cRegistration\x12'
+    b"L\n\x07GetInfo\x12\x1f.pluginregistration.InfoRequest\x1a\x1e.pl"
+    b'uginregistration.PluginInfo"\x00\x12t\n\x18NotifyRegistrat'
+    b"ionStatus\x12&.pluginregistration.RegistrationStatu"
+    b"s\x1a..pluginregistration.RegistrationStatusRespons"
     b'e"\x00b\x06proto3'
 )
 

@@ -11,7 +11,7 @@ import re
 
 import pytest
 import testinfra
-from ansible_collections.gpufabric.rdma.tests.tools import recording
+from ansible_collections.gpufabric.rdma.tests.tools import running
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 SSH_CONFIG = CHECKOUT / ".lab/nspawn/ssh/config"
@@ -95,11 +95,11 @@ def test_explain_works_with_what_is_installed(node, installed):
 
 
 def test_a_second_run_changes_and_restarts_nothing_in_two_remote_calls(node, run, installed, name, tmp_path):
-    code, text, changed = run(**recording.environment(tmp_path))
+    code, text, changed = run(**running.environment(tmp_path))
     assert (code, changed) == (0, 0), text
-    record = recording.written(tmp_path)
+    record = running.written(tmp_path)
     # One call reads the node, as site.yml has already; the other is the role itself.
-    assert record["hosts"][name]["remote_calls"] <= 2, record["hosts"][name]["calls"]
+    assert record[name]["remote_calls"] <= 2, record[name]["calls"]
     assert shown(node)["MainPID"] == installed["MainPID"]
 
 

@@ -1,26 +1,29 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Records what a run did, for the tests: remote calls per host, and the changes each module named.
+"""Records a run for tests, kills it where they say, and shares built modules; each only where its variable is set.
 
-Enabled by RUN_RECORD=FOLDER with this folder in ANSIBLE_CALLBACK_PLUGINS and `run_record` in ANSIBLE_CALLBACKS_ENABLED.
-Each run adds one file NN-PLAYBOOK[-check].json: {"playbook": str, "seconds": float, "check_mode": bool,
-"hosts": {name: {"remote_calls": int, "calls": [task names], "changed": [task names],
-"changes": [{object, action, before, after}], "failed": [task names], "unreachable": [task names]}}}.
-
-A remote call is one command or one file transfer that a connection plugin carried out, so a module costs 1 with
-pipelining and `copy` costs several. Workers are forked from the process that loads this callback, so a wrapper
-around the connection classes is in force in all of them; they append to one file, a line a call.
+RUN_RECORD=FOLDER: writes FOLDER/record.json: {host: {"remote_calls": int, "calls": [task names], "changed": [task
+names], "changes": [{object, action, before, after}]}}. A remote call is one command or one file transfer that a
+connection plugin carried out, so a module costs 1 with pipelining and `copy` costs several. Workers are forked from
+the process that loads this, so a wrapper around the connection classes is in force in all; they append to one file.
+CUT_OFF_STEPS=FILE: one line a result: {"host", "task", "place", "kind": changed|ok|skipped|failed}. A place is the
+task's file and line in this checkout, and for the how-many-th time this host reports it: FILE:LINE#TIMES.
+CUT_OFF_AFTER="HOST TASK", the name with or without that of its role, or "HOST PLACE": the result after which the run,
+its whole process group, is killed. It needs a session of its own.
+BUILT_MODULES=FOLDER: keeps the archives that AnsiballZ builds, which takes longer than the module itself.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import pathlib
+import signal
 import tempfile
-import time
 
+from ansible import constants
 from ansible.executor.task_executor import TaskExecutor
 from ansible.plugins.callback import CallbackBase
 from ansible.plugins.loader import connection_loader
@@ -29,11 +32,16 @@ DOCUMENTATION = """
 name: run_record
 type: aggregate
 short_description: Records remote calls and changes of a run as JSON
-description:
-  - For the tests of this repository; not part of the collection.
+description: For the tests of this collection only; it is not part of it.
 """
+CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 
 _current = {"host": "", "task": None}
+
+
+def _append(path, entry):
+    with open(path, "a", encoding="utf-8") as stream:
+        stream.write(json.dumps(entry) + "\n")
 
 
 def _count_calls(log_path):
@@ -42,11 +50,7 @@ def _count_calls(log_path):
     def wrap(method):
         def counted(self, *args, **kwargs):
             # To whom it goes, and not for whom: the same for a task that runs once, whichever host it is run for.
-            host = _current["task"].delegate_to or _current["host"]
-            line = json.dumps([host, _current["task"].get_name(), method.__name__]) + "\n"
-            descriptor = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            os.write(descriptor, line.encode())
-            os.close(descriptor)
+            _append(log_path, [_current["task"].delegate_to or _current["host"], _current["task"].get_name()])
             return method(self, *args, **kwargs)
 
         return counted
@@ -69,70 +73,61 @@ class CallbackModule(CallbackBase):
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
     CALLBACK_NAME = "run_record"
-    CALLBACK_NEEDS_ENABLED = True
 
     def __init__(self):
         super().__init__()
-        self._target = os.environ.get("RUN_RECORD")
-        if not self._target:
-            self.disabled = True
-            return
-        self._start = time.monotonic()
-        self._hosts = {}
-        self._check_mode = False
-        self._playbook = ""
-        handle, self._log = tempfile.mkstemp(prefix="run_record.")
-        os.close(handle)
-        _count_calls(self._log)
+        if "BUILT_MODULES" in os.environ:
+            pathlib.Path(constants.DEFAULT_LOCAL_TMP, "ansiballz_cache").symlink_to(os.environ["BUILT_MODULES"])
+        self._target, self._steps = os.environ.get("RUN_RECORD"), os.environ.get("CUT_OFF_STEPS")
+        self.disabled = not (self._target or self._steps)
+        self._hosts, self._times = {}, collections.Counter()
+        if self._target:
+            handle, self._log = tempfile.mkstemp(prefix="run_record.")
+            os.close(handle)
+            _count_calls(self._log)
 
     def _host(self, name):
-        return self._hosts.setdefault(
-            name, {"remote_calls": 0, "calls": [], "changed": [], "changes": [], "failed": [], "unreachable": []}
-        )
+        return self._hosts.setdefault(name, {"remote_calls": 0, "calls": [], "changed": [], "changes": []})
 
-    def v2_playbook_on_start(self, playbook):
-        self._playbook = pathlib.Path(playbook._file_name).stem
-
-    def v2_playbook_on_play_start(self, play):
-        self._check_mode = bool(play.check_mode)
-
-    def _record(self, result, failed=False):
-        host = self._host(result._host.name)
-        name = result._task.get_name()
-        if failed:
-            host["failed"].append(name)
+    def _seen(self, result, kind):
+        host, task = result._host.get_name(), result._task.get_name()
+        record = self._host(host)
         if result._result.get("changed"):
-            host["changed"].append(name)
+            record["changed"].append(task)
         items = result._result.get("results")
         for item in items if isinstance(items, list) else [result._result]:
             changes = item.get("changes") if isinstance(item, dict) else None
             if isinstance(changes, list):
-                host["changes"].extend(c for c in changes if isinstance(c, dict) and "object" in c)
+                record["changes"] += [each for each in changes if isinstance(each, dict) and "object" in each]
+        if self._steps:
+            self._step(host, task, os.path.relpath(os.path.realpath(result._task.get_path()), CHECKOUT), kind)
+
+    def _step(self, host, task, line, kind):
+        self._times[host, line] += 1
+        place = f"{line}#{self._times[host, line]}"
+        _append(self._steps, {"host": host, "task": task, "place": place, "kind": kind})
+        names = (task, task.rpartition(" : ")[2], place)
+        if os.environ.get("CUT_OFF_AFTER") in {f"{host} {name}" for name in names}:
+            os.killpg(0, signal.SIGKILL)
 
     def v2_runner_on_ok(self, result):
-        self._record(result)
+        self._seen(result, "changed" if result._result.get("changed") else "ok")
 
     def v2_runner_on_failed(self, result, ignore_errors=False):
-        self._record(result, failed=not ignore_errors)
+        self._seen(result, "failed")
 
-    def v2_runner_on_unreachable(self, result):
-        self._host(result._host.name)["unreachable"].append(result._task.get_name())
+    def v2_runner_on_skipped(self, result):
+        self._seen(result, "skipped")
 
     def v2_playbook_on_stats(self, stats):
-        with open(self._log, encoding="utf-8") as stream:
-            for line in stream:
-                name, task, effect = json.loads(line)
-                host = self._host(name)
-                host["remote_calls"] += 1
-                host["calls"].append(f"{task} [{effect}]")
+        if not self._target:
+            return
+        for line in pathlib.Path(self._log).read_text().splitlines():
+            name, task = json.loads(line)
+            host = self._host(name)
+            host["remote_calls"] += 1
+            host["calls"].append(task)
         os.unlink(self._log)
-        record = {
-            "playbook": self._playbook,
-            "seconds": round(time.monotonic() - self._start, 1),
-            "check_mode": self._check_mode,
-            "hosts": self._hosts,
-        }
         folder = pathlib.Path(self._target)
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"{len(list(folder.glob('*.json'))):02d}-{self._playbook}{'-check' if self._check_mode else ''}.json"
-        (folder / name).write_text(json.dumps(record, indent=1, sort_keys=True), encoding="utf-8")
+        (folder / "record.json").write_text(json.dumps(self._hosts, indent=1, sort_keys=True), encoding="utf-8")

@@ -12,12 +12,13 @@ import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import dra, objects
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.ownership import OWNER_LABEL
 from ansible_collections.gpufabric.rdma.plugins.modules import device_plugin_migration
+from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "device_plugin/deploy"
 RECIPE = {
     item["kind"]: item
-    for item in yaml.safe_load_all((ROOT / "tests/fixtures/guides/000-shared-device-plugin.yaml.txt").read_text())
+    for item in yaml.safe_load_all((tree.texts("guides") / "000-shared-device-plugin.txt").read_text())
 }
 POD = "spec/template/spec"
 CONTAINER = f"{POD}/containers/k8s-rdma-shared-dp-ds"

@@ -18,13 +18,7 @@ import tarfile
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan, wheels
-from ansible_collections.gpufabric.rdma.tests.tools import (
-    ansible_playbook,
-    kubectl_cluster,
-    recording,
-    running,
-    tree,
-)
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, running, tree
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils._cni.test_cni_lint import program
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -344,10 +338,10 @@ class Layers(Cluster):
 
     def calls(self, record):
         """{host: {task: remote calls}} of a run of host and cluster layer."""
-        self.run(**recording.environment(record))
+        self.run(**running.environment(record))
         return {
             name: collections.Counter(call.partition(" [")[0].rpartition(" : ")[2] for call in host["calls"])
-            for name, host in recording.written(record)["hosts"].items()
+            for name, host in running.written(record).items()
             if name in self.nodes
         }
 

@@ -15,7 +15,7 @@ from ansible_collections.gpufabric.rdma.tests.tools import report_documents, run
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 VALIDATOR = jsonschema.Draft202012Validator(json.loads((ROOT / "docs/schemas/results-1.json").read_text()))
-GUIDE = f"policy_files={ROOT}/tests/fixtures/guides/001-nicclusterpolicy.yaml.txt"
+GUIDE = f"policy_files={tree.texts('guides')}/001-nicclusterpolicy.txt"
 
 
 @pytest.fixture

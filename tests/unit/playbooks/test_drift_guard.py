@@ -12,7 +12,7 @@ import types
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.callback import drift as recorder
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, play_roles
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, running
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PLAYBOOK = yaml.safe_load((ROOT / "playbooks/drift.yml").read_text())
@@ -149,7 +149,7 @@ def roles_named(path):
 def test_drift_compares_every_role_that_host_and_cluster_apply_in_their_order():
     def order(name):
         plays = yaml.safe_load((ROOT / "playbooks" / name).read_text())
-        return [role for play in plays if "hosts" in play for role in play_roles.applied(play)]
+        return [role for play in plays if "hosts" in play for role in running.applied(play)]
 
     compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/host.yml")))
     assert compared == ["driver", *(role for role in order("layers/host.yml") if role != "reboot")]

@@ -11,7 +11,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-ROCE = (ROOT / "tests/fixtures/pods/roce.txt").read_text()
+ROCE = (tree.texts("output") / "pod-roce.txt").read_text()
 NETDEV, ADDRESS = "enp1s0f0np0", "198.51.100.253"
 PROGRAMS = ("loopback", "macvlan", "whereabouts")
 PODS = [{"kind": kind, "node": f"node{number}"} for kind in ("workload", "seed") for number in (1, 2)]

@@ -10,7 +10,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import ga
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles
-from ansible_collections.gpufabric.rdma.tests.tools import kernel_headers, peermem_modules, pitfall_world, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kernel_modules, pitfall_world, tree
 
 
 @pytest.fixture(scope="session")
@@ -50,19 +50,19 @@ def variables(options):
 @pytest.fixture(scope="session")
 def headers():
     try:
-        return kernel_headers.build_tree()
-    except kernel_headers.NoHeaders as reason:
+        return kernel_modules.build_tree()
+    except kernel_modules.NoHeaders as reason:
         pytest.skip(f"not verified: no kernel headers to build modules against ({reason})")
 
 
 @pytest.fixture(scope="session")
 def kernel(headers):
-    return kernel_headers.release(headers)
+    return kernel_modules.release(headers)
 
 
 @pytest.fixture(scope="session")
 def built(headers):
-    return peermem_modules.build_all(headers)
+    return kernel_modules.build_all(headers)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, runn
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
-RECIPE = list(yaml.safe_load_all((ROOT / "tests/fixtures/guides/000-shared-device-plugin.yaml.txt").read_text()))
+RECIPE = list(yaml.safe_load_all((tree.texts("guides") / "000-shared-device-plugin.txt").read_text()))
 PLAY = [{"hosts": "all", "gather_facts": False, "roles": [{"role": "gpufabric.rdma.device_plugin"}]}]
 
 

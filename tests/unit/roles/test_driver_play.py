@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, recording, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, running, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -32,14 +32,14 @@ def play(tmp_path):
                 **os.environ,
                 "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
                 "ANSIBLE_NOCOLOR": "1",
-                **recording.environment(record),
+                **running.environment(record),
             },
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        told = recording.written(record)["hosts"]
+        told = running.written(record)
         # A local connection does not pipeline: a module is several calls, each named by task and effect.
         return done.stdout, {host: {call.partition(" [")[0] for call in told[host]["calls"]} for host in hosts}
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
-from ansible_collections.gpufabric.rdma.tests.tools import hostile_templates
+from ansible_collections.gpufabric.rdma.tests.tools import rendering
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     done = subprocess.run(
-        [sys.executable, hostile_templates.__file__],
+        [sys.executable, rendering.__file__],
         env={
             **os.environ,
             "ANSIBLE_COLLECTIONS_PATH": ":".join(filter(None, sys.path)),
@@ -66,7 +66,7 @@ def test_every_text_that_a_task_writes_is_one_of_those():
     }
 
 
-@pytest.mark.parametrize("text", [*hostile_templates.HOSTILE, "\U0001f600", "a\U0010fffdb"], ids=ascii)
+@pytest.mark.parametrize("text", [*rendering.HOSTILE, "\U0001f600", "a\U0010fffdb"], ids=ascii)
 def test_k3s_reads_the_strings_that_it_was_given(text):
     options = {"node-name": text, "node-label": [text, "x"]}
     assert yaml.safe_load(k3s.yaml(options)) == options
@@ -81,17 +81,17 @@ LINES = ["a\nb", "a\n[Service]\nExecStartPre=/bin/evil", "a\tb"]
 
 
 def findings_of(name, value):
-    known = hostile_templates.options()
+    known = rendering.options()
     typed, findings = host.validate({name: known[name]}, {name: value})
     return findings + host.values(typed, known)
 
 
-TEXTS = sorted(name for name, option in hostile_templates.options().items() if hostile_templates.plantable(option))
+TEXTS = sorted(name for name, option in rendering.options().items() if rendering.plantable(option))
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_option_takes_what_cannot_be_printed(name):
-    option = hostile_templates.options()[name]
+    option = rendering.options()[name]
     several = option["type"] == "dict" or "options" in option
     for text in UNPRINTABLE + ([] if several else LINES):
         value = [text] if option["type"] == "list" else {"x": text} if option["type"] == "dict" else text

@@ -7,21 +7,21 @@ import copy
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action.cluster_objects import LOCK, by_digest
-from ansible_collections.gpufabric.rdma.tests.tools import rendered_objects
+from ansible_collections.gpufabric.rdma.tests.tools import rendering
 
 IMAGES = yaml.safe_load(LOCK.read_text())["images"]
 DIGESTS = {image["reference"]: image["digests"].get("index") for image in IMAGES}
 
 
 def images(objects):
-    pods = [rendered_objects.pod_of(item) for item in objects if item["kind"] in rendered_objects.WORKLOADS]
+    pods = [rendering.pod_of(item) for item in objects if item["kind"] in rendering.WORKLOADS]
     return {one["image"] for pod in pods for one in [*pod["containers"], *pod.get("initContainers", ())]}
 
 
 @pytest.fixture(scope="module")
 def objects():
-    found = [item for items in rendered_objects.by_source().values() for item in items if item.get("metadata")]
-    return [item for item in found if item["kind"] not in rendered_objects.WORKLOADS or "selector" in item["spec"]]
+    found = [item for items in rendering.by_source().values() for item in items if item.get("metadata")]
+    return [item for item in found if item["kind"] not in rendering.WORKLOADS or "selector" in item["spec"]]
 
 
 def test_every_image_that_the_lock_has_a_digest_for_is_pulled_by_it(objects):

@@ -15,10 +15,10 @@ from ansible_collections.gpufabric.rdma.plugins.modules import cluster_info, tes
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as planned_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 
 TESTS = pathlib.Path(__file__).resolve().parents[3]
-ROCE = (TESTS / "fixtures/pods/roce.txt").read_text()
+ROCE = (tree.texts("output") / "pod-roce.txt").read_text()
 OPTIONS = {"namespace": "gpufabric-verification", "image": "example.test/rdma:1"}
 
 
@@ -199,7 +199,7 @@ class SlowKubectl:
 
 
 def _said(name):
-    return (TESTS / f"fixtures/output/{name}.txt").read_text()
+    return (tree.texts("output") / f"{name}.txt").read_text()
 
 
 SENT = {

@@ -11,12 +11,12 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import catalogue as findings_catalogue
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, messages
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.tables import WIDTH, problems, table
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.tables import WIDTH, problems, report, table
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import pod_network
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
-from ansible_collections.gpufabric.rdma.tests.tools import pitfall_world, render_failures, tables
+from ansible_collections.gpufabric.rdma.tests.tools import pitfall_world, render_failures, tree
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import NETDEV, RESOURCE, ROCE, World, at
 
 
@@ -476,10 +476,17 @@ def test_an_unknown_text_of_a_known_component_names_its_log():
 # --- the tables of discover ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", tables.REPORTS)
-def test_report(name):
-    text = tables.render(name)
-    assert text == (tables.FOLDER / f"{name}.txt").read_text(), "after a wanted change run tests/tools/tables.py"
+TABLES = tree.entries("tables")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_report(name, facts_of):
+    table = TABLES[name]
+    expected = table.get("expected") or {}
+    nodes = {node: {"facts": facts_of(node), "expected_ports": expected.get(node)} for node in table["nodes"]}
+    nodes.update({host: {"failure": reason} for host, reason in table.get("failures", {}).items()})
+    text = report(nodes)
+    assert text == table["prints"]
     assert max(map(len, text.splitlines())) <= WIDTH
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import pathlib
 
 import pytest
 import yaml
@@ -14,17 +13,18 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import impo
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy.page import explanation
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as known
+from ansible_collections.gpufabric.rdma.tests.tools import tree
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-FIXTURES = pathlib.Path(__file__).resolve().parents[4] / "tests/fixtures"
+FIXTURES = tree.texts("guides")
 OPTIONS = known.options(("device_plugin", "driver", "networks"))
 FILES = {
-    "guide-000": "guides/000-nicclusterpolicy.yaml.txt",
-    "guide-000-config-map": "guides/000-shared-device-plugin.yaml.txt",
-    "guide-001": "guides/001-nicclusterpolicy.yaml.txt",
-    "macvlan": "policies/macvlan.yaml.txt",
-    "host-device": "policies/host-device.yaml.txt",
+    "guide-000": "000-nicclusterpolicy.txt",
+    "guide-000-config-map": "000-shared-device-plugin.txt",
+    "guide-001": "001-nicclusterpolicy.txt",
+    "macvlan": "macvlan.txt",
+    "host-device": "host-device.txt",
 }
 # file: what its variables become
 BECOME = yaml.safe_load("""

@@ -13,7 +13,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import contain
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni.nad_lint import from_objects, lint
 from ansible_collections.gpufabric.rdma.plugins.modules import cni_lint
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import cluster_checks
-from ansible_collections.gpufabric.rdma.tests.tools import hostile_templates, pitfall_world, rendered_objects
+from ansible_collections.gpufabric.rdma.tests.tools import pitfall_world, rendering
 
 CONF, PRIMARY = "etc/cni/net.d/00-multus.conf", "etc/cni/gpufabric-rdma.d/10-flannel.conflist"
 WANTED = {"conf_dir": "/etc/cni/net.d", "bin_dir": "/opt/cni/bin", "primary": f"/{PRIMARY}", "multus": True}
@@ -229,7 +229,7 @@ def test_containerd_is_read_as_it_reads_itself(texts, expected):
 
 
 def objects(role: str, **variables) -> list[dict]:
-    return rendered_objects.of_template(role, "objects.yml.j2", {**hostile_templates.of_role(role), **variables})
+    return rendering.of_template(role, "objects.yml.j2", {**rendering.of_role(role), **variables})
 
 
 def daemon_set(items: list) -> dict:

@@ -13,7 +13,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import keys
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.trial import AptTrial, DnfTrial
 from ansible_collections.gpufabric.rdma.tests.driver import stack
-from ansible_collections.gpufabric.rdma.tests.tools import kernel_headers
+from ansible_collections.gpufabric.rdma.tests.tools import kernel_modules
 
 BASE, RPM = "mlnx-ofed-kernel-dkms", "mlnx-ofa_kernel-dkms"
 FIRST, SECOND = (f"{stack.RELEASES[release]}-1" for release in ("3.2.1", "3.3.0"))
@@ -98,7 +98,7 @@ def test_a_downgrade_fetches_the_version_that_would_be_installed(there, tmp_path
 @pytest.fixture(scope="session")
 def dkms():
     """The real dkms, a shell script: this machine's, else the Debian package unpacked into .cache."""
-    folder = kernel_headers.CACHE.parent / "dkms"
+    folder = kernel_modules.CACHE.parent / "dkms"
     if not shutil.which("dkms") and not (folder / "usr/sbin/dkms").exists():
         folder.mkdir(parents=True, exist_ok=True)
         for command in (["apt-get", "-q", "download", "dkms"], ["sh", "-c", "dpkg-deb --extract dkms_*.deb ."]):

@@ -15,7 +15,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, pa
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.modules.kernel_modules import SUBSET
-from ansible_collections.gpufabric.rdma.tests.tools.gpu_node import DKMS, GPU, OFED, OPEN, Node
+from ansible_collections.gpufabric.rdma.tests.tools.kernel_modules import DKMS, GPU, OFED, OPEN, Node
 
 LOADED = {"loaded": True, "builtin": False, "available": True, "persisted": [], "blocked_by": []}
 ABSENT = {**LOADED, "loaded": False}

@@ -12,7 +12,6 @@ import contextlib
 import copy
 import io
 import json
-import pathlib
 import random
 import threading
 
@@ -24,11 +23,11 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_tr
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as test_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, kubectl_double
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
 
-FIXTURES = pathlib.Path(__file__).resolve().parents[4] / "fixtures"
-ROCE = (FIXTURES / "pods/roce.txt").read_text()
-REFUSED = {tool: (FIXTURES / f"output/{tool}-{version}-refused.txt").read_text() for tool, version in
+OUTPUT = tree.texts("output")
+ROCE = (OUTPUT / "pod-roce.txt").read_text()
+REFUSED = {tool: (OUTPUT / f"{tool}-{version}-refused.txt").read_text() for tool, version in
            (("rping", "44.0"), ("ib_write_bw", "4.5"))}  # fmt: skip
 PODS = [{"kind": kind, "node": f"node{number}"} for kind in ("workload", "seed") for number in (1, 2)]
 PARAMS = {
@@ -99,8 +98,8 @@ class Broken(client.Kubectl):
         with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
             patch.setattr("sys.stdin", io.StringIO(text or ""))
             try:
-                kubectl_double.answer(self.state, list(words))
-            except kubectl_double.Failed as failed:
+                kubectl_cluster.answer(self.state, list(words))
+            except kubectl_cluster.Failed as failed:
                 return failed.status, out.getvalue(), str(failed)
         return 0, out.getvalue(), ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import pathlib
 import subprocess
 
 import pytest
@@ -14,9 +13,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods a
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
+from ansible_collections.gpufabric.rdma.tests.tools import tree
 
-FIXTURES = pathlib.Path(__file__).resolve().parents[4] / "fixtures/pods"
-ROCE = (FIXTURES / "roce.txt").read_text()
+ROCE = (tree.texts("output") / "pod-roce.txt").read_text()
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import threading
@@ -13,9 +12,9 @@ import time
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric, rounds
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-from ansible_collections.gpufabric.rdma.tests.tools import bandwidth_double
+from ansible_collections.gpufabric.rdma.tests.tools import bandwidth_double, tree
 
-OUTPUT = pathlib.Path(__file__).resolve().parents[4] / "fixtures/output"
+OUTPUT = tree.texts("output")
 
 
 def said(name):

@@ -1,6 +1,6 @@
-"""Renders what the roles write from Jinja, with hostile strings in every variable and fact that it takes.
+"""Renders what the roles write from Jinja: every object of a cluster, and texts with hostile strings in all they take.
 
-hostile_templates.py            prints JSON: {"texts", "values", "refused", "faults"}
+rendering.py            prints JSON: {"texts", "values", "refused", "faults"}
 
 A text is a template, or an item with `content` in a role's vars; all are found by themselves. For each, all variables
 are found that it takes, directly or through others. It is rendered twice with plain values, which shows where a value
@@ -108,7 +108,7 @@ def taken(role: str, name: str) -> set:
             elif word in known:
                 found.add(word)
             elif word.startswith("__") and f"'{word}'" not in text and word != "__discovery_read":
-                raise SystemExit(f"{role} {name} takes {word}, and hostile_templates.py has no value for it")
+                raise SystemExit(f"{role} {name} takes {word}, and rendering.py has no value for it")
     return found
 
 
@@ -148,24 +148,33 @@ def of_role(role: str) -> dict:
     return {name: value for variables in loaded for name, value in (variables or {}).items()}
 
 
-def render(role: str, name: str, values: dict):
-    """What comes out: of a template its text, of a variable its items."""
-    from ansible.errors import AnsibleError
+def variables(*roles: str, **values) -> dict:
+    """Of these roles, of GIVEN and of the plan that reads the options; `values` come first."""
+    found = {name: value for role in roles for name, value in of_role(role).items()}
+    found.update(copy.deepcopy({key: value for key, value in GIVEN.items() if key not in values}))
+    found.update({**CHOSEN, **values})
+    documented = {name: option.get("default") for name, option in options().items()}
+    known = {name: value for name, value in found.items() if name in documented}
+    found["__discovery_read"] = {"variables": {**documented, **known}}
+    return found
+
+
+def template(expression: str, values: dict):
     from ansible.parsing.dataloader import DataLoader
     from ansible.template import Templar, trust_as_template
 
-    home = ROLES / role
-    variables = dict(of_role(role))
-    variables.update(copy.deepcopy({key: value for key, value in GIVEN.items() if key not in values}))
-    variables.update({"ansible_play_hosts": ["node1", "node2"], "role_path": str(home), **CHOSEN, **values})
-    variables["ansible_search_path"] = [str(home)]
-    documented = {name: option.get("default") for name, option in options().items()}
-    variables["__discovery_read"] = {
-        "variables": {**documented, **{k: v for k, v in variables.items() if k in documented}}
-    }
+    return Templar(loader=DataLoader(), variables=values).template(trust_as_template(expression))
+
+
+def render(role: str, name: str, values: dict):
+    """What comes out: of a template its text, of a variable its items."""
+    from ansible.errors import AnsibleError
+
+    home = str(ROLES / role)
+    places = {"ansible_play_hosts": ["node1", "node2"], "role_path": home, "ansible_search_path": [home]}
     expression = f"lookup('ansible.builtin.template', '{name}')" if name.endswith(".j2") else name
     try:
-        return Templar(loader=DataLoader(), variables=variables).template(trust_as_template(f"{{{{ {expression} }}}}"))
+        return template(f"{{{{ {expression} }}}}", variables(role, **places, **values))
     except AnsibleError as error:
         raise Refused(str(error)) from error
 
@@ -198,6 +207,74 @@ def unfolded(value):
             return value
     return value
 
+
+# --- the objects of a cluster -----------------------------------------------------------------------------------------
+
+# Includes the templates of the chosen components, which are rendered one by one.
+GATHERED = ("networks", "components.yml.j2")
+PLUGIN = ROOT / "device_plugin/deploy"
+WORKLOADS = ("DaemonSet", "Deployment", "StatefulSet", "ReplicaSet", "Job", "CronJob", "Pod")
+
+
+def of_template(role: str, name: str, values: dict | None = None) -> list[dict]:
+    """The objects of one template, with the defaults and variables of all roles."""
+    known = {
+        "__node_ready_hosts": ["node1"],
+        "__discovery_planned": {"hosts": {"node1": {"name": "node1"}}},
+        "__networks_used_images": role_vars("networks")["__networks_pinned_images"],
+        **(values or {}),
+    }
+    roles = [path.name for path in sorted(ROLES.iterdir())]
+    made = template((ROLES / role / "templates" / name).read_text(), variables(*roles, **known))
+    return [item for item in yaml.safe_load_all(made) if item]
+
+
+def by_source() -> dict[str, list[dict]]:
+    """{path below the repository: its objects}: the roles' templates and the device plugin's files."""
+    found = {}
+    for role, name in texts():
+        if name.endswith(".yml.j2") and (role, name) != GATHERED:
+            found[f"roles/{role}/templates/{name}"] = of_template(role, name)
+    for path in sorted(PLUGIN.rglob("*.yaml")):
+        items = [item for item in yaml.safe_load_all(path.read_text()) if item]
+        patches = [entry["patch"] for item in items for entry in item.get("patches") or () if "patch" in entry]
+        items += [made for text in patches for made in [yaml.safe_load(text)] if isinstance(made, dict)]
+        found[str(path.relative_to(ROOT))] = items
+    return found
+
+
+def pod_of(item: dict) -> dict:
+    """The pod's spec of a workload."""
+    spec = item["spec"]
+    if item["kind"] == "Pod":
+        return spec
+    return (spec["jobTemplate"]["spec"] if item["kind"] == "CronJob" else spec)["template"]["spec"]
+
+
+def workloads() -> dict[str, dict]:
+    """{Kind namespace/name: object} of all that runs pods."""
+    found = {}
+    for items in by_source().values():
+        for item in items:
+            if item.get("kind") in WORKLOADS and "containers" in pod_of(item):
+                meta = item["metadata"]
+                found[f"{item['kind']} {meta['namespace']}/{meta['name']}"] = copy.deepcopy(item)
+    return found
+
+
+def tolerates(pod: dict, taint: dict) -> bool:
+    """As the scheduler decides it: taint {key, value, effect}."""
+    return any(
+        (one.get("effect") or taint["effect"]) == taint["effect"]
+        and (
+            (one.get("operator") == "Exists" and one.get("key") in (None, taint["key"]))
+            or (one.get("key"), one.get("value", "")) == (taint["key"], taint["value"])
+        )
+        for one in pod.get("tolerations") or ()
+    )
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
 
 HASH = re.compile(r"[0-9a-f]{64}")
 

@@ -1,0 +1,335 @@
+"""What happens to a node over time, on the real kubelet: ports, HCAs, restarts, maintenance. Times are figures."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
+from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_object
+
+# --- Ports, HCAs, restarts, limits ------------------------------------------------------------------------------------
+
+LAST_RAIL = "rdma/hca_shared_devices_7"
+
+
+def offered(cluster, resource):
+    """How much of it the worker offers, once the API server reports it."""
+    cluster.wait(lambda: cluster.allocatable(resource) is not None, "an answer", pitfalls.PATIENCE)
+    return cluster.allocatable(resource)
+
+
+def falls_and_returns(cluster, resource, what, take, give):
+    """The node's allocatable goes to 0 and comes back on its own."""
+    whole = offered(cluster, resource)
+    assert whole > 0
+    with cluster.timed(f"{what} gone -> allocatable 0"):
+        cluster.node(cluster.worker, take)
+        cluster.wait(lambda: cluster.allocatable(resource) == 0, f"{resource} 0", pitfalls.PATIENCE)
+    with cluster.timed(f"{what} back -> allocatable whole"):
+        cluster.node(cluster.worker, give)
+        cluster.wait(lambda: cluster.allocatable(resource) == whole, f"{resource} {whole}", pitfalls.PATIENCE)
+
+
+def test_a_port_that_goes_down_takes_its_resource_along(cluster):
+    falls_and_returns(cluster, pitfalls.RESOURCE, "link of rail 0", "ip link set eth2 down", "ip link set eth2 up")
+
+
+def test_an_hca_that_is_unplugged_takes_its_resource_along(cluster):
+    shown = cluster.node(cluster.worker, "rdma link show rxe7/1").split()
+    netdev = shown[shown.index("netdev") + 1]
+    add = f"rdma link add rxe7 type rxe netdev {netdev}"
+    falls_and_returns(cluster, LAST_RAIL, "HCA of rail 7", "rdma link delete rxe7", add)
+
+
+def test_n14_a_kubelet_that_restarts_has_its_resources_again(breakable):
+    whole = offered(breakable, pitfalls.RESOURCE)
+    with_devices = pitfalls.pod("holder", breakable.worker)
+    with_devices["spec"]["containers"][0]["resources"] = {"limits": {pitfalls.RESOURCE: "1"}}
+    pitfalls.start(breakable, with_devices)
+    before, plugin = breakable.pods(), breakable.main_pids()[breakable.worker].splitlines()[0]
+
+    service = breakable.kubelet_service(breakable.worker)
+    with breakable.timed(f"{service} restarted -> all Ready, allocatable whole, pods as before"):
+        breakable.node(breakable.worker, f"systemctl restart {service}")
+        breakable.wait(
+            lambda: (
+                breakable.settled()
+                and breakable.allocatable(pitfalls.RESOURCE) == whole
+                and breakable.pods().keys() == before.keys()
+            ),
+            "all as before",
+        )
+    assert breakable.main_pids()[breakable.worker].splitlines()[0] == plugin, "the plugin needs no restart"
+
+
+def test_r5_without_the_drop_in_verify_names_the_limit_and_one_run_puts_it_back(breakable):
+    worker = breakable.worker
+    service = breakable.kubelet_service(worker)
+    drop_in = f"/etc/systemd/system/{service}.service.d/10-gpufabric-rdma.conf"
+    breakable.node(worker, f"rm {drop_in}; systemctl daemon-reload; systemctl restart {service}")
+    breakable.wait(breakable.settled, "all Ready")
+
+    verified = breakable.run("verify.yml")
+    failed = {check["id"]: check["seen"] for check in verified.checks(worker, "failed")}
+    assert verified.code != 0
+    assert f"memlock:{service}" in failed, failed
+    assert [name for name in failed if ":registration" in name], failed
+    roots = {check["failure"] for check in verified.checks(worker, "failed") if check.get("failure")}
+    assert roots == {"memlock-too-low"}, failed
+
+    with breakable.timed("site.yml putting the memlock drop-in back"):
+        healed = breakable.succeed("site.yml")
+    assert healed.checks(worker, "failed") == []
+
+
+# --- Below Kubernetes: a cable, a foreign file, a rail that is slow ---------------------------------------------------
+
+FOREIGN_FILE = "/etc/modprobe.d/sriov-operator.conf"
+OURS = "/etc/modprobe.d/zz-gpufabric-rdma.conf"
+
+
+def test_verify_names_the_port_of_a_cable_that_is_pulled(breakable):
+    breakable.node(breakable.worker, "ip link set eth3 down")
+    verified = breakable.run("verify.yml", "--check")
+    failed = {check["id"].partition(":")[0] for check in verified.checks(breakable.worker, "failed")}
+    assert verified.code != 0
+    assert "port" in failed, failed
+
+
+def test_a_foreign_file_with_another_mode_stops_the_run_until_it_may_be_overridden(breakable):
+    worker = breakable.worker
+    breakable.node(worker, f"rm {OURS}; echo options ib_core netns_mode=0 > {FOREIGN_FILE}")
+
+    stopped = breakable.run("host.yml", "--limit", worker)
+    assert stopped.code != 0
+    assert FOREIGN_FILE in stopped.text
+    assert breakable.node(worker, f"test -e {OURS} || echo absent") == "absent"
+
+    breakable.succeed("host.yml", "--limit", worker, "-e", '{"rdma_netns_override_allowed": true}')
+    loaded = breakable.node(worker, "modprobe --showconfig | grep '^options ib_core' | tail -n 1")
+    assert loaded == "options ib_core netns_mode=1"
+    assert breakable.node(worker, f"cat {FOREIGN_FILE}") == "options ib_core netns_mode=0"
+
+
+def test_the_matrix_names_a_throttled_rail_and_no_other(breakable, tmp_path):
+    if len(breakable.nodes) < 2:
+        pytest.skip("not verified: the matrix needs two nodes")
+    path = tmp_path / "matrix.json"
+
+    def outliers():
+        words = {"matrix_seconds": 8, "matrix_round_seconds": 90, "matrix_pods": False, "matrix_json": str(path)}
+        run = breakable.run("matrix.yml", "-e", json.dumps(words))
+        tests = json.loads(path.read_text())["tests"]
+        return run, tests, {test["rail"] for test in tests if test["verdict"] == "outlier"}
+
+    run, before, named = outliers()
+    assert (run.code, named) == (0, set()), run.text[-6000:]
+    usual = min(test["gbit_per_s"] for test in before if test["gbit_per_s"] is not None)
+    # A tenth of the slowest healthy test; enough for the handshake and for acknowledgements.
+    rate = max(64, int(usual * 1e6 / 10))
+    for node in breakable.nodes:
+        breakable.node(node, f"tc qdisc replace dev eth3 root tbf rate {rate}kbit burst 16kb latency 400ms")
+    run, _tests, named = outliers()
+    assert run.code != 0
+    assert named == {1}, run.text[-6000:]
+
+
+# --- Nodes that go away on purpose ------------------------------------------------------------------------------------
+
+PATIENCE = 900
+# What the role records that k3s was started with. Of another program: a run was cut off before the restart.
+STARTED = "/var/lib/gpufabric-rdma/k3s.json"
+HALF_WAY = rf"""sed -i 's#"/usr/local/bin/k3s": "[0-9a-f]*"#"/usr/local/bin/k3s": "0"#' {STARTED}"""
+SINCE = 'date -d "$(systemctl show --property=ActiveEnterTimestamp --value {})" +%s'
+BOOTED = "sed -n 's/^btime //p' /proc/stat"
+# One node after the other, for a reason that is given.
+REBOOT = {
+    "hosts": "gpu_nodes",
+    "gather_facts": False,
+    "become": True,
+    "serial": 1,
+    "max_fail_percentage": 0,
+    "any_errors_fatal": True,
+    "pre_tasks": [{"ansible.builtin.set_fact": {"rdma_reboot_reasons": ["Planted by a test."]}}],
+    "roles": [{"role": "gpufabric.rdma.reboot"}],
+}
+
+
+def deployment(name, node):
+    """One pod that belongs on this node alone, and is made anew when it is evicted."""
+    template = {"metadata": {"labels": {"app": name}}, "spec": pitfalls.pod(name, None, on=node)["spec"]}
+    spec = {"selector": {"matchLabels": {"app": name}}, "template": template}
+    return api_object("apps/v1", "Deployment", name, pitfalls.NAMESPACE, spec=spec)
+
+
+def pods(cluster, name):
+    """{uid: node} of the deployment's running pods."""
+    found = cluster.get("pods", "-n", pitfalls.NAMESPACE, f"--selector=app={name}").get("items", ())
+    return {
+        pod["metadata"]["uid"]: pod["spec"]["nodeName"]
+        for pod in found
+        if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+def cordoned(cluster, name):
+    return bool(cluster.get("node", name)["spec"].get("unschedulable"))
+
+
+@pytest.fixture
+def bound(breakable):
+    """The cluster with a pod bound to each node; {node: uid of its pod}."""
+    pitfalls.apply(breakable, *(deployment(f"bound-{name}", name) for name in breakable.nodes))
+    breakable.wait(lambda: all(pods(breakable, f"bound-{name}") for name in breakable.nodes), "pods run", PATIENCE)
+    return {name: next(iter(pods(breakable, f"bound-{name}"))) for name in breakable.nodes}
+
+
+def test_a_node_left_half_way_is_upgraded_and_someone_elses_cordon_stays(breakable, bound):
+    worker = breakable.worker
+    breakable.kubectl("cordon", worker)
+    breakable.node(worker, HALF_WAY)
+    service = breakable.kubelet_service(worker)
+    before = breakable.node(worker, SINCE.format(service))
+
+    with breakable.timed("upgrade_k3s.yml with one node left half-way"):
+        breakable.succeed("upgrade_k3s.yml", "-e", '{"k3s_drain_allowed": true}')
+
+    assert breakable.node(worker, SINCE.format(service)) != before, "k3s was restarted"
+    assert bound[worker] not in pods(breakable, f"bound-{worker}"), "the node was drained"
+    assert cordoned(breakable, worker)
+    if worker != breakable.server:
+        assert list(pods(breakable, f"bound-{breakable.server}")) == [bound[breakable.server]]
+        assert not cordoned(breakable, breakable.server)
+
+    again = breakable.succeed("upgrade_k3s.yml", "-e", '{"k3s_drain_allowed": true}')
+    assert [again.record[name]["changed"] for name in breakable.nodes] == [[]] * len(breakable.nodes)
+    assert cordoned(breakable, worker)
+
+
+def test_both_nodes_are_rebooted_one_after_the_other_each_drained_and_back(breakable, bound, tmp_path):
+    playbook = pathlib.Path(tmp_path, "reboot.yml")
+    playbook.write_text(json.dumps([REBOOT]))
+    before = {name: breakable.node(name, BOOTED) for name in breakable.nodes}
+
+    asked = breakable.run(playbook, "-e", '{"reboot_allowed": true, "reboot_drain_allowed": null}')
+    assert asked.code != 0
+    assert "reboot_drain_allowed=true" in asked.text
+    assert {name: breakable.node(name, BOOTED) for name in breakable.nodes} == before, "no consent, no reboot"
+
+    with breakable.timed("both nodes drained, rebooted and back, one after the other"):
+        breakable.succeed(playbook, "-e", '{"reboot_allowed": true, "reboot_drain_allowed": true}')
+
+    booted = {name: int(breakable.node(name, BOOTED)) for name in breakable.nodes}
+    assert all(booted[name] > int(before[name]) for name in breakable.nodes)
+    # In the order of the inventory: the next node goes only when the kubelet of the one before reports again.
+    for earlier, later in zip(breakable.nodes, breakable.nodes[1:]):
+        service = breakable.kubelet_service(earlier)
+        assert booted[later] > int(breakable.node(earlier, SINCE.format(service)))
+    assert not any(cordoned(breakable, name) for name in breakable.nodes)
+    records = [breakable.node(name, "ls /var/lib/gpufabric-rdma/reboot.json 2>/dev/null; true") for name in booted]
+    assert records == [""] * len(records)
+    breakable.wait(
+        lambda: all(set(pods(breakable, f"bound-{name}").values()) == {name} for name in breakable.nodes),
+        "the pods are back on their nodes",
+        PATIENCE,
+    )
+    assert all(bound[name] not in pods(breakable, f"bound-{name}") for name in breakable.nodes), "each was evicted"
+
+
+# --- GPU and rail on one NUMA node: rail 0 is on node 0, rail 1 on node 1; the double has one GPU on each -------------
+
+POLICY = "k3s_topology_manager_policy=single-numa-node"
+HOME = "/usr/local/lib/rdma-device-plugin"
+START = f"systemd-run --quiet --unit=gpu-double {HOME}/venv/bin/python3 /run/gpu_double.py {HOME}/plugin.pyz"
+GPU = "nvidia.com/gpu"
+# A double of NVIDIA's GPU device plugin: two GPUs, one on each NUMA node, over the kubelet's real sockets, with the
+# interpreter and the gRPC code of the RDMA device plugin. A container that gets GPUs finds their ids in GPU_DOUBLE.
+DOUBLE = f"""
+import pathlib, sys, threading
+from concurrent import futures
+import grpc
+sys.path.insert(0, sys.argv[1])
+from rdma_device_plugin.kubelet import deviceplugin_pb2 as api, deviceplugin_pb2_grpc as calls
+
+class Gpus(calls.DevicePluginServicer):
+    def GetDevicePluginOptions(self, request, context):
+        return api.DevicePluginOptions()
+
+    def ListAndWatch(self, request, context):
+        answer = api.ListAndWatchResponse()
+        for node in (0, 1):
+            answer.devices.add(ID=f"gpu-{{node}}", health="Healthy").topology.nodes.add(ID=node)
+        yield answer
+        threading.Event().wait()
+
+    def Allocate(self, request, context):
+        answer = api.AllocateResponse()
+        for container in request.container_requests:
+            answer.container_responses.add().envs["GPU_DOUBLE"] = ",".join(sorted(container.devices_ids))
+        return answer
+
+own = pathlib.Path("/var/lib/kubelet/device-plugins/gpu-double.sock")
+own.unlink(missing_ok=True)
+server = grpc.server(futures.ThreadPoolExecutor(4))
+calls.add_DevicePluginServicer_to_server(Gpus(), server)
+server.add_insecure_port(f"unix://{{own}}")
+server.start()
+with grpc.insecure_channel(f"unix://{{own.parent}}/kubelet.sock") as kubelet:
+    asked = api.RegisterRequest(version="v1beta1", endpoint=own.name, resource_name="{GPU}")
+    calls.RegistrationStub(kubelet).Register(asked, timeout=60)
+server.wait_for_termination()
+"""
+RAILS = (pitfalls.RESOURCE, "rdma/hca_shared_devices_1")
+
+
+def asking_pod(cluster, name, *resources):
+    made = pitfalls.pod(name, cluster.worker)
+    made["spec"]["restartPolicy"] = "Never"
+    made["spec"]["containers"][0]["resources"] = {"limits": dict.fromkeys(resources, "1")}
+    pitfalls.apply(cluster, made)
+
+
+def gpu_of(cluster, name):
+    pitfalls.wait_running(cluster, name)
+    said = cluster.kubectl("exec", name, "-n", pitfalls.NAMESPACE, "--", "cat", "/proc/1/environ")
+    return dict(entry.split("=", 1) for entry in said.split("\0") if "=" in entry)["GPU_DOUBLE"]
+
+
+def refusal(cluster, name):
+    status = cluster.get("pod", name, "-n", pitfalls.NAMESPACE).get("status", {})
+    return status.get("reason", "") if status.get("phase") == "Failed" else ""
+
+
+def test_a_pod_gets_gpu_and_rail_of_one_numa_node_or_is_refused(breakable):
+    worker, service = breakable.worker, breakable.kubelet_service(breakable.worker)
+    plugin = breakable.main_pids()[worker].splitlines()[0]
+    with breakable.timed("cluster.yml setting the topology manager's policy"):
+        done = breakable.succeed("cluster.yml", "-e", POLICY)
+    objects = {change["object"] for change in done.record[worker]["changes"]}
+    assert f"service {service}" in objects, objects
+    assert breakable.main_pids()[worker].splitlines()[0] == plugin, "the plugin needs no restart"
+
+    breakable.node(worker, f"cat >/run/gpu_double.py <<'EOF'\n{DOUBLE}\nEOF\n{START}")
+    breakable.wait(lambda: breakable.allocatable(GPU) == 2, f"{GPU} 2", pitfalls.PATIENCE)
+
+    asking_pod(breakable, "first", GPU, RAILS[1])
+    assert gpu_of(breakable, "first") == "gpu-1"
+    # The remaining GPU is on the other NUMA node.
+    asking_pod(breakable, "mismatch", GPU, RAILS[1])
+    breakable.wait(lambda: refusal(breakable, "mismatch") != "", "refused", pitfalls.PATIENCE)
+    assert refusal(breakable, "mismatch") == "TopologyAffinityError"
+    asking_pod(breakable, "second", GPU, RAILS[0])
+    assert gpu_of(breakable, "second") == "gpu-0"
+
+    # Two resources in one container, from both rails: no NUMA node has both.
+    asking_pod(breakable, "both", *RAILS)
+    breakable.wait(lambda: refusal(breakable, "both") != "", "refused", pitfalls.PATIENCE)
+    assert refusal(breakable, "both") == "TopologyAffinityError"
+
+    # Deleted and made again, the pod finds its place again.
+    breakable.kubectl("delete", "pod", "first", "-n", pitfalls.NAMESPACE, "--wait=true")
+    with breakable.timed("pod with GPU and rail deleted and made again"):
+        asking_pod(breakable, "again", GPU, RAILS[1])
+        assert gpu_of(breakable, "again") == "gpu-1"
