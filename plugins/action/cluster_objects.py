@@ -10,7 +10,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Refused, failure, result
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder, images
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder as git_folder
@@ -31,7 +31,8 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         args = dict(self._task.args)
         if "folder" in args:
-            return written(pathlib.Path(args["folder"]).absolute(), args["rendered"], self._task.check_mode)
+            folder_path = pathlib.Path(check_type_path(args["folder"])).absolute()
+            return written(folder_path, args["rendered"], self._task.check_mode)
         if "bundle" in args:
             args["objects"] = by_digest(args["objects"], args.pop("bundle"))
         if not boolean(args.pop("render", False)):
@@ -42,7 +43,7 @@ class ActionModule(ActionBase):
 def by_digest(objects: list[dict], bundle: str | None) -> list[dict]:
     """The objects with the lock's digest of each image that a node has to pull."""
     described = folder.described(check_type_path(bundle or ""))
-    return images.by_digest(objects, yaml_load(LOCK.read_text(encoding="utf-8")), described)
+    return folder.by_digest(objects, yaml_load(LOCK.read_text(encoding="utf-8")), described)
 
 
 def written(path: pathlib.Path, rendered: dict, check_mode: bool) -> dict:

@@ -13,7 +13,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import 
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, query, tables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge as matrix_judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import log as nccl_log
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import capture, document, files, junit, page
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import judge as report_judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge
 
@@ -151,7 +151,7 @@ class ActionModule(ActionBase):
             texts = {
                 "report.html": terminal.here(page.page(results, args["title"])),
                 "report.json": files.as_json(results),
-                "report.xml": junit.text(results),
+                "report.xml": document.junit(results),
             }
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             wanted, seen = "documents as docs/schemas/results-1.json describes them", f"{type(error).__name__}: {error}"
@@ -177,7 +177,7 @@ class ActionModule(ActionBase):
         return self._write({args["json_file"]: files.as_json({"query": args["query"], **answers})})
 
     def _capture(self, args, _task_vars):
-        return self._write({args["file"]: capture.text(args["fixture"])})
+        return self._write({args["file"]: files.capture_text(args["fixture"])})
 
     # --- texts of roles, which debug would print with the control characters that a node put into them --------------
 

@@ -71,8 +71,7 @@ not_applied:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.migration import plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.objects import OWNER, plugins
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.objects import OWNER, migration, plugins
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import ownership
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl, KubectlError
 
@@ -119,7 +118,7 @@ def main() -> None:
     converge(
         module,
         read=cluster.read,
-        plan=lambda seen: plan(seen, module.params["replaced"], module.params["allowed"]),
+        plan=lambda seen: migration(seen, module.params["replaced"], module.params["allowed"]),
         apply=cluster.apply,
         quiet=True,
     )

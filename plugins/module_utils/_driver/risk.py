@@ -20,7 +20,7 @@ from ..hca.seams import Seams, socket_address
 from ..hca.text import integer, is_unknown, natural
 from ..hca.tree import Tree
 from . import names
-from .secure_boot import secure_boot
+from .dkms import secure_boot
 
 # Consumers of the RDMA stack that openibd and `modprobe -r` of the HCA driver do not unload (openibd knows ipoib and
 # the verbs modules). DOCA ships some of them, but each holds ib_core while in use.

@@ -1,4 +1,4 @@
-"""What shares one address of the API among servers leaves on a node: the files that the role k3s writes for keepalived.
+"""One address of the API among servers: what keepalived leaves on a node, and whether the address is free.
 
 PRIVATE to the collection. keepalived rather than kube-vip: it is a signed package of the node's own distribution, and
 the address needs neither a datastore nor a running pod, so it moves while the API is down.
@@ -6,10 +6,16 @@ the address needs neither a datastore nor a running pod, so it moves while the A
 
 from __future__ import annotations
 
-from typing import Optional
+import contextlib
+import os
+import re
+import shutil
+import socket
+import time
+from typing import Callable, Optional
 
 from .._core.units import SYSTEM
-from ..hca import paths
+from ..hca import Tree, paths
 
 PROGRAM = "/usr/sbin/keepalived"
 # Where the distributions' SELinux policy lets keepalived read its configuration and run scripts.
@@ -26,3 +32,32 @@ def configured(text: Optional[str]) -> str:
         return ""
     after = [lines[number + 1] for number, line in enumerate(lines[:-1]) if line.strip() == "virtual_ipaddress {"]
     return after[0].strip().partition("/")[0] if after else ""
+
+
+ARP_SECONDS = 1
+ARP_COMPLETE = 0x2  # ATF_COM of include/uapi/linux/if_arp.h
+
+
+def shared(wanted: str, run: Callable) -> dict:
+    """{answers: link address of the machine that has the address, or nothing; installed, offered: keepalived}.
+
+    offered is None where the package manager cannot say it without the network.
+    """
+    installed = os.path.exists(PROGRAM)
+    offered = None
+    if not installed and shutil.which("apt-cache"):
+        said = run(["apt-cache", "policy", "keepalived"])[1]
+        offered = bool(re.search(r"^ +Candidate: (?!\(none\))", said, re.MULTILINE))
+    return {"answers": link_address(wanted), "installed": installed, "offered": offered}
+
+
+def link_address(wanted: str, tree: Optional[Tree] = None, sleep=time.sleep) -> str:
+    """The link address that answers for an address of this network, by the kernel's own ARP."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.sendto(b"", (wanted, 9))
+    sleep(ARP_SECONDS)
+    for line in ((tree or Tree("/")).read("/proc/net/arp") or "").splitlines()[1:]:
+        words = line.split()
+        if words[0] == wanted and int(words[2], 16) & ARP_COMPLETE:
+            return words[3]
+    return ""

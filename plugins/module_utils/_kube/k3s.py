@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Callable, Optional
 
 from .._core.change import Refused
-from .._k3s import neighbour
+from .._k3s import address
 from .._k3s import state as k3s_state
 from . import ownership
 from .kubectl import OF_K3S, Kubectl, KubectlError
@@ -24,7 +24,7 @@ def state(
     """What the module k3s_info returns: see its documentation. run: as AnsibleModule.run_command. Raises OSError."""
     node = k3s_state.node(root, run)
     if shared_address and not root.rstrip("/"):
-        node["shared"] = neighbour.shared(shared_address, run)
+        node["shared"] = address.shared(shared_address, run)
     serving = node["services"]["k3s"]["active"]
     client = Kubectl(kubectl, limit=PATIENCE)
     node["namespaces"] = refused_namespaces(client, tests_namespace) if tests_namespace and serving else []

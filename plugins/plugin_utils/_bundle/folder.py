@@ -1,7 +1,7 @@
 """The bundle: one folder on the controller that holds all software a cluster needs, described by its bundle.yml.
 
 PRIVATE to the collection. bundle.yml is {schema: 1, origin: release|own|testbed, files: [{name, version, architecture,
-path, sha256}], images: [{reference, path, sha256, architecture?}]}; paths are relative to the folder. `problems` and
+path, sha256}], images: [{reference, path, sha256, architecture?}]}; paths are relative to the folder. `findings` and
 the choosers are pure; `described` reads the description, `damaged` the files.
 """
 
@@ -136,3 +136,36 @@ def damaged(folder: str, rows: Iterable[dict]) -> list[Finding]:
         if seen != row["sha256"]:
             found.append(Finding(path, f"sha256 {row['sha256']}", f"sha256 {seen}", f"do not use it; {_FILL}"))
     return found
+
+
+_CONTAINERS = ("initContainers", "containers")
+
+
+def by_digest(objects: list[dict], lock: dict, bundle: dict | None) -> list[dict]:
+    """The objects with REFERENCE@DIGEST for each locked image that the bundle (bundle.yml, or None) does not bring.
+
+    What a bundle brings was fetched by digest and is imported under its tag, the only name by which containerd then
+    knows it; the kubelet pulls everything else, and a tag may move.
+
+    An image that the lock does not have, that has no digest there or that names its own, stays as it is.
+    """
+    brought = {image.get("reference") for image in (bundle or {}).get("images") or ()}
+    digests = {
+        image["reference"]: image["digests"]["index"]
+        for image in lock["images"]
+        if image["digests"].get("index") and image["reference"] not in brought
+    }
+    made = _copied(objects)
+    for item in made:
+        pod = ((item.get("spec") or {}).get("template") or {}).get("spec") or {}
+        for container in [one for kind in _CONTAINERS for one in pod.get(kind) or ()]:
+            if container.get("image") in digests:
+                container["image"] += f"@{digests[container['image']]}"
+    return made
+
+
+def _copied(value):
+    """As copy.deepcopy, which takes seconds for what Ansible tags and renders lazily."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from ...module_utils._core.change import Finding
+from .._core import junit as xml
+from .._findings.checks import NOT_VERIFIED, check
 
 SCHEMAS = {kind: f"gpufabric.rdma/{kind}/1" for kind in ("results", "drift", "matrix")}
 # Facts that may contain private data: boot parameters, contents of files.
@@ -54,3 +56,27 @@ def _shareable(facts: Any) -> Any:
     if "node" in kept:
         kept["node"] = {key: value for key, value in kept["node"].items() if key != "cmdline"}
     return kept
+
+
+# A suite without a case would count as success.
+_NOTHING = check("node", "node", NOT_VERIFIED, "checks of this node", "none", "run playbooks/verify.yml")
+
+
+def junit(results: dict) -> str:
+    """JUnit of the checks: a suite a node, a case a check. What is not verified or unused is skipped, never passed."""
+    suites = [
+        xml.Suite(node["host"], [_case(node["host"], item) for item in node["checks"] or [_NOTHING]])
+        for node in results["nodes"]
+    ]
+    return xml.document("gpufabric.rdma verification", results["at"], suites)
+
+
+def _case(host: str, item: dict) -> xml.Case:
+    name = f"{item['id']}: {item['object']}"
+    if item["status"] == "passed":
+        return xml.Case(host, name)
+    if item["status"] == "failed":
+        facts = f"wanted: {item['wanted']}\nseen: {item['seen']}\nnext step: {item['next_step'] or 'none'}"
+        return xml.Case(host, name, xml.FAILURE, item["seen"], item.get("failure") or "check", facts)
+    reason = "not verified" if item["status"] == "not_verified" else "unused"
+    return xml.Case(host, name, xml.SKIPPED, f"{reason}: {item['seen']}")

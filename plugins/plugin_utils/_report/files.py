@@ -11,6 +11,7 @@ import os
 import pathlib
 from typing import Any, Optional
 
+import yaml
 from ansible.errors import AnsibleActionFail
 
 from ...module_utils._core import files as core_files
@@ -90,3 +91,34 @@ def load(kind: str, path: Optional[str]) -> tuple[Any, Optional[Finding]]:
     except ValueError as error:
         seen = f"not valid JSON: {error}"
     return None, Finding("the file", wanted, seen, document.ANEW)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Representers are registered for base classes, because the controller tags the values it templates."""
+
+    def ignore_aliases(self, _data):
+        return True
+
+    def text(self, value):
+        return self.represent_scalar("tag:yaml.org,2002:str", str(value), style="|" if "\n" in value else None)
+
+    def mapping(self, value):
+        return self.represent_mapping("tag:yaml.org,2002:map", list(value.items()))
+
+    def sequence(self, value):
+        return self.represent_sequence("tag:yaml.org,2002:seq", value)
+
+
+_Dumper.add_representer(str, _Dumper.text)
+_Dumper.add_multi_representer(str, _Dumper.text)
+_Dumper.add_multi_representer(dict, _Dumper.mapping)
+_Dumper.add_multi_representer(list, _Dumper.sequence)
+_Dumper.add_multi_representer(int, lambda dumper, value: dumper.represent_int(int(value)))
+
+
+def capture_text(fixture: dict) -> str:
+    """YAML of what hca_capture returned.
+
+    Texts of several lines are blocks and all else is on one line, so that two captures can be compared.
+    """
+    return yaml.dump(fixture, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True, explicit_start=True)

@@ -15,7 +15,7 @@ from .._findings import diagnosis
 from .._findings.checks import FAILED, NOT_VERIFIED, check
 from .._preflight import host as preflight_host
 from . import cluster as verify_cluster
-from . import firewall_checks, gpu_checks, host_checks, pairs, pod_checks
+from . import gpu_checks, host_checks, pairs, pod_checks
 from .cluster import Cluster
 
 _UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/verify.yml again")
@@ -179,7 +179,8 @@ def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:
     facts = node["read"]["ansible_facts"]["rdma"]
     outcome = preflight_host.plan(facts, node["variables"])
     checks = host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode, loaded)
-    checks += firewall_checks.checks(node.get("firewall"), node.get("firewall_failure"), node["variables"], check_mode)
+    seen = (node.get("firewall"), node.get("firewall_failure"))
+    checks += host_checks.firewall_checks(*seen, node["variables"], check_mode)
     return {
         "host": node["host"],
         "facts": {key: facts[key] for key in ("hcas", "rails")},

@@ -16,7 +16,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core import change
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import tables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files, junit, page
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, page
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, report_documents
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -68,7 +68,7 @@ def outputs():
     yield "the drift JUnit", formats.junit(drift)
     results = planted(report_documents.rails())
     yield "the report's page", page.page(results, PLANT)
-    yield "the report's JUnit", junit.text(results)
+    yield "the report's JUnit", document.junit(results)
     yield "the report's JSON", files.as_json(results)
 
 

@@ -12,7 +12,7 @@ import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import addresses, fleet, junit
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import junit as report_junit
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document
 from ansible_collections.gpufabric.rdma.tests.tools import junit_schema, report_documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,11 +89,11 @@ AT = "2026-11-24T09:10:11Z"
 
 def written():
     for kind, make in report_documents.KINDS.items():
-        yield f"report of {kind}", report_junit.text(make())
+        yield f"report of {kind}", document.junit(make())
         drift = make().get("drift")
         if drift:
             yield f"drift of {kind}", formats.junit(drift)
-    yield "report of nothing", report_junit.text(report_documents.results([]))
+    yield "report of nothing", document.junit(report_documents.results([]))
     hostile = [junit.Suite(HOSTILE, [junit.Case(HOSTILE, HOSTILE, outcome, *[HOSTILE] * 3) for outcome in OUTCOMES])]
     yield "hostile", junit.document(HOSTILE, AT, hostile)
 

@@ -16,8 +16,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin impo
     ask,
     config,
     dra,
-    migration,
     node,
+    objects,
     wheels,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
@@ -188,7 +188,7 @@ THERE = "kube-system/rdma-shared-dp-ds"
     ],
 )
 def test_daemonsets_go_on_consent_and_those_of_an_operator_never(found, replaced, allowed, outcome):
-    made = migration.plan(found, replaced, allowed)
+    made = objects.plan(found, replaced, allowed)
     assert (len(made.changes), len(made.findings), len(made.not_applied)) == outcome
 
 
