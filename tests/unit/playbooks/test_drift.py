@@ -16,7 +16,8 @@ import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-SCHEMA = json.loads((ROOT / "docs/drift.schema.json").read_text())
+DEFINED = json.loads((ROOT / "docs/schemas/results-1.json").read_text())["$defs"]
+SCHEMA = {"$ref": "#/$defs/drift", "$defs": DEFINED}
 AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9}
 OWN = {
     "netns": "etc/modprobe.d/zz-gpufabric-rdma.conf",

@@ -11,7 +11,8 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats, verdicts
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
-SCHEMA = json.loads((ROOT / "docs/drift.schema.json").read_text())
+DEFINED = json.loads((ROOT / "docs/schemas/results-1.json").read_text())["$defs"]
+SCHEMA = {"$ref": "#/$defs/drift", "$defs": DEFINED}
 AT = "2026-11-22T07:10:00Z"
 NETNS = verdicts.Task("Set the mode", "gpufabric.rdma.rdma_netns", "rdma_netns")
 OBJECTS = verdicts.Task("Apply objects", "gpufabric.rdma.cluster_objects", "multus", "a")
@@ -170,9 +171,8 @@ def test_the_worst_host_gives_verdict_and_exit_code(verdict):
     short = verdicts.verdict_of(document, "r1")
     assert short["hosts"] == {"a": verdict, "b": "converged"}
     assert (short["run"], short["exit_code"]) == ("r1", document["exit_code"])
-    schema = json.loads((ROOT / "docs/schemas/drift-verdict-1.json").read_text())
-    assert schema["$defs"]["verdict"]["enum"] == list(verdicts.VERDICTS)
-    jsonschema.validate(short, schema)
+    assert DEFINED["verdict"]["enum"] == list(verdicts.VERDICTS)
+    jsonschema.validate(short, {"$ref": "#/$defs/drift_verdict", "$defs": DEFINED})
 
 
 # --- JUnit ------------------------------------------------------------------------------------------------------------
