@@ -20,7 +20,6 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import (
     files,
     heat,
     judge,
-    junit,
     maps,
     page,
 )
@@ -252,7 +251,7 @@ def test_a_hostile_text_in_all_leaves_is_harmless_and_shown_as_it_is(plant):
     text = page.page(planted, plant)
     assert_harmless(text)
     assert clean(plant) in Reader(text).texts
-    ElementTree.fromstring(junit.text(planted))
+    ElementTree.fromstring(document.junit(planted))
 
 
 @given(st.text(max_size=40), st.sampled_from(sorted(set(KINDS_OF_LEAVES) - WORDS)))
@@ -393,7 +392,7 @@ def test_names_are_in_the_order_people_count_in():
 
 def test_junit_never_passes_what_was_not_verified():
     results = made.results([*of_kind("fleet")[0]["nodes"], {"host": "empty", "facts": None, "checks": []}])
-    root = ElementTree.fromstring(junit.text(results))
+    root = ElementTree.fromstring(document.junit(results))
     counted = judge.tally([item for node in results["nodes"] for item in node["checks"]])
     assert len(root.findall(".//testcase")) == sum(counted.values()) + 1
     assert len(root.findall(".//failure")) == counted["failed"]

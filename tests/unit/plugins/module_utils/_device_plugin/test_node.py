@@ -188,7 +188,7 @@ THERE = "kube-system/rdma-shared-dp-ds"
     ],
 )
 def test_daemonsets_go_on_consent_and_those_of_an_operator_never(found, replaced, allowed, outcome):
-    made = objects.plan(found, replaced, allowed)
+    made = objects.migration(found, replaced, allowed)
     assert (len(made.changes), len(made.findings), len(made.not_applied)) == outcome
 
 

@@ -11,7 +11,7 @@ import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import capture
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files as report_files
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 NEVER_SECRET = ("127.0.0.1", "0.0.0.0", "7f000001", "7f00:0001")
@@ -19,7 +19,7 @@ NEVER_SECRET = ("127.0.0.1", "0.0.0.0", "7f000001", "7f00:0001")
 
 def again(fixture, target):
     path = target / "captured.yml"
-    path.write_text(files.capture_text(fixture))
+    path.write_text(report_files.capture_text(fixture))
     return gather(Tree(str(tree.lay_out(tree.load(path), target / "again"))), software_hcas=True)
 
 
@@ -58,7 +58,7 @@ def test_the_same_facts_come_back_scrubbed_and_no_original_survives(name, tmp_pa
     assert again(captured, tmp_path) == scrubber.apply(facts)
     if fixture["provenance"]["kind"] == "captured":
         return  # it holds replacements already, and a second capture may choose the same ones
-    text = files.capture_text(captured).lower()
+    text = report_files.capture_text(captured).lower()
     binary = yaml.safe_load(text).get("binary") or {}
     text += "".join(base64.b64decode(data).decode("latin-1") for data in binary.values())
     wanted = [word.lower() for word in originals(fixture)]
@@ -165,7 +165,7 @@ def test_names_and_addresses_of_namespaces_units_pods_and_the_machine_are_replac
     files[node_desc] = "acme-gpu-17 HCA-1"
     captured, facts, scrubber = capture(str(tree.lay_out(fixture, tmp_path / "node")), "a")
     secrets = ("acme", "3f9c1b7e", "ab12ab12", "beef", "203.0.113.66", "10.20.30.40", "10.20.99.1")
-    assert [secret for secret in secrets if secret in files.capture_text(captured)] == []
+    assert [secret for secret in secrets if secret in report_files.capture_text(captured)] == []
     found = again(captured, tmp_path)
     assert found == scrubber.apply(facts)
     namespaces = found["subsystem"]["namespaces"]
