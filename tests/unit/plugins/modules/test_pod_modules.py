@@ -54,18 +54,6 @@ def judged(cluster, hosts, plan, ran):
     return pod_checks.cluster_checks(Cluster(hosts, call(cluster, cluster_info), **given), {}, False)
 
 
-def test_read_tells_nodes_networks_and_whether_there_is_dns(cluster):
-    objects = cluster.objects
-    del objects["CustomResourceDefinition//ippools.nv-ipam.nvidia.com"]  # a type that the server does not have
-    cluster.state(objects=objects)
-    read = call(cluster, cluster_info)
-    found = read["cluster"]
-    assert (read["api_error"], found["dns"]) == (None, True)
-    assert [node["name"] for node in found["nodes"]] == ["node1", "node2"]
-    assert found["nodes"][0]["capacity"] == {"rdma/rail0": 100}
-    assert [item["metadata"]["name"] for item in found["nads"]] == ["rail0"]
-
-
 def test_pods_run_answer_and_send_are_judged_and_gone_afterwards(cluster):
     plan = planned(cluster)
     assert [pod["name"] for pod in plan["pods"]] == ["workload-node1", "seed-node1", "workload-node2", "seed-node2"]

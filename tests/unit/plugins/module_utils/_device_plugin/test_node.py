@@ -402,16 +402,6 @@ def test_rails_over_dra_with_the_resource_that_stands_for_each(resources, api, d
     assert rails(resources, api, dra_rails) == wanted
 
 
-def test_the_config_says_which_entries_are_of_dra_and_is_as_before_without():
-    assert not [item for item in config.entries("rails", FACTS["rails"]) if {"api", "rail"} & set(item)]
-    for api, chosen, wanted in (
-        ("both", [2], [(None, None), (None, None), ("dra", 2)]),
-        ("dra", [], [(None, 0), (None, 1), (None, 2)]),
-    ):
-        made = config.entries("rails", FACTS["rails"], api, chosen)
-        assert [(item.get("api"), item.get("rail")) for item in made] == wanted
-
-
 def test_software_hcas_only_where_the_entry_takes_them():
     facts = {"hcas": [{"name": "rxe0", "pci": None, "netdevs": [{"name": "eth2", "type": "ether"}]}]}
     chosen = {"selectors": {"ifNames": ["eth2"]}}
