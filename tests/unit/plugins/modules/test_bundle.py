@@ -176,28 +176,13 @@ def test_the_plugins_image_is_built_by_digest_described_and_left_alone_the_secon
     digest = LOCKED["plugin_image"]["digests"]["index"]
     assert f"docker://docker.io/library/python@{digest}" in (fill.tools / "calls").read_text()
     described = yaml.safe_load((fill.folder / "bundle.yml").read_text())
-    assert bundle_folder.findings(described) == []
-    assert bundle_folder.damaged(str(fill.folder), described["images"]) == []
+    assert bundle_folder.findings(described) == bundle_folder.damaged(str(fill.folder), described["images"]) == []
     assert "localhost/rdma-device-plugin:0.1.0" in bundle_folder.references(described, "amd64")
-    assert sorted(path.name for path in (fill.folder / "images/amd64").iterdir()) == [
-        "flannel-v2.tar",
-        pathlib.Path(IMAGE).name,
-    ]
     again = fill(plugin_image=collection)
     assert (again["changed"], again["changes"]) == (False, [])
-    assert fill.folder.joinpath(IMAGE).is_file()
-
-
-def test_a_changed_plugin_or_base_is_built_again(fill, collection):
-    fill(plugin_image=collection)
-    source = pathlib.Path(collection["collection"], "device_plugin/rdma_device_plugin/new.py")
-    source.write_text("NEW = True\n")
+    pathlib.Path(collection["collection"], "device_plugin/rdma_device_plugin/new.py").write_text("NEW = True\n")
     done = fill(plugin_image=collection)
     assert [change["object"] for change in done["changes"]] == [IMAGE, "bundle.yml"]
-    other = {**collection, "base": f"example.org/python:3@{DIGEST}"}
-    done = fill(plugin_image=other)
-    assert [change["object"] for change in done["changes"]] == [IMAGE, "bundle.yml"]
-    assert f"docker://example.org/python@{DIGEST}" in (fill.tools / "calls").read_text()
 
 
 GOOD = {"name": "k3s", "version": "v1", "architecture": "amd64", "path": "files/k3s", "sha256": "0" * 64}

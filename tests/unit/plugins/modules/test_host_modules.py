@@ -11,7 +11,6 @@ import sys
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Refused
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import kernel_modules as host_kernel_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.modules import (
@@ -95,16 +94,6 @@ def test_check_mode_tells_what_a_real_run_does_and_a_second_run_does_nothing(nod
     again = call(module, root, **options)
     assert (again["changed"], again["changes"], again["diff"]) == (False, [], [])
     assert files(root) == settled
-
-
-def test_two_modules_write_one_file_and_neither_undoes_the_other(node):
-    root = node()
-    call(rdma_netns, root)
-    call(kernel_modules, root)
-    text = (root / paths.OWN_MODPROBE.lstrip("/")).read_text()
-    assert text.splitlines() == [paths.HEADER, "options ib_core netns_mode=1", host_kernel_modules.PEERMEM_SOFTDEP]
-    assert call(rdma_netns, root)["changed"] is False
-    assert call(kernel_modules, root)["changed"] is False
 
 
 @pytest.mark.parametrize(

@@ -402,13 +402,6 @@ def test_rails_over_dra_with_the_resource_that_stands_for_each(resources, api, d
     assert rails(resources, api, dra_rails) == wanted
 
 
-def test_software_hcas_only_where_the_entry_takes_them():
-    facts = {"hcas": [{"name": "rxe0", "pci": None, "netdevs": [{"name": "eth2", "type": "ether"}]}]}
-    chosen = {"selectors": {"ifNames": ["eth2"]}}
-    assert config.matching(chosen, facts) == []
-    assert config.matching({**chosen, "softwareDevices": True}, facts) == ["rxe0"]
-
-
 def by_kind(nodes, **settings):
     made = dra.objects(nodes, {**SETTINGS, **settings})
     found: dict = {}

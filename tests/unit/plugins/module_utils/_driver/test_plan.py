@@ -343,37 +343,28 @@ RHEL9 = node("rhel", "9.6", like=["fedora"])
 NOBLE = node("ubuntu", "24.04", like=["debian"])
 
 
-def test_the_apt_files():
-    assert packages.repository_file("apt", {"url": URL}, "doca 3.2.1") == (
-        f"{HEADER}\nTypes: deb\nURIs: {URL}\nSuites: ./\nSigned-By: /etc/apt/keyrings/gpufabric-rdma-driver.asc\n"
-    )
-    assert packages.pins_file("DOCA-HOST*").splitlines()[2:] == [
-        "Package: dkms",
-        "Pin: release l=DOCA-HOST*",
-        "Pin-Priority: -1",
-    ]
+REPO = f"{HEADER}\n[gpufabric-rdma-driver]\nname=HCA driver doca\nbaseurl={URL}\nenabled=1\n"
+OF_A_KEY = "gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver"
+SOURCES = f"{HEADER}\nTypes: deb\nURIs: {URL}\nSuites: ./\n"
+DROP_IN = (
+    f"{HEADER}\n[Unit]\nAfter=systemd-udev-settle.service\nWants=systemd-udev-settle.service\n\n[Service]\n"
+    "Restart=on-failure\nExecStartPost=-/bin/sh -c 'grep -qxs nvidia_peermem "
+    "/etc/modules-load.d/gpufabric-rdma.conf && exec modprobe nvidia_peermem'\n"
+)
+SIGNED, TRUSTED = {"url": URL}, {"url": URL, "trusted": True}
 
 
-def test_a_repository_out_of_a_verified_package_needs_no_key():
-    repository = {"url": "file:///var/lib/x/repo/", "trusted": True}
-    assert packages.repository_file("apt", repository, "doca").endswith("Suites: ./\nTrusted: yes\n")
-    assert "gpgcheck=0\npriority=10" in packages.repository_file("dnf", repository, "doca")
-    assert "gpgkey" not in packages.repository_file("dnf", repository, "doca")
-
-
-def test_the_drop_in_of_openibd():
-    assert packages.service_file() == (
-        f"{HEADER}\n[Unit]\nAfter=systemd-udev-settle.service\nWants=systemd-udev-settle.service\n\n[Service]\n"
-        "Restart=on-failure\nExecStartPost=-/bin/sh -c 'grep -qxs nvidia_peermem "
-        "/etc/modules-load.d/gpufabric-rdma.conf && exec modprobe nvidia_peermem'\n"
-    )
-
-
-def test_the_repo_file_of_rhel():
-    assert packages.repository_file("dnf", {"url": URL}, "doca 3.2.1") == (
-        f"{HEADER}\n[gpufabric-rdma-driver]\nname=HCA driver doca 3.2.1\nbaseurl={URL}\nenabled=1\ngpgcheck=1\n"
-        "gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver\npriority=10\nexcludepkgs=dkms\n"
-    )
+@pytest.mark.parametrize(("text", "wanted"), [
+    (packages.repository_file("apt", SIGNED, "doca"),
+        f"{SOURCES}Signed-By: /etc/apt/keyrings/gpufabric-rdma-driver.asc\n"),
+    (packages.repository_file("apt", TRUSTED, "doca"), f"{SOURCES}Trusted: yes\n"),
+    (packages.repository_file("dnf", SIGNED, "doca"), f"{REPO}gpgcheck=1\n{OF_A_KEY}\npriority=10\nexcludepkgs=dkms\n"),
+    (packages.repository_file("dnf", TRUSTED, "doca"), f"{REPO}gpgcheck=0\npriority=10\nexcludepkgs=dkms\n"),
+    (packages.pins_file("A*").partition("Package: ")[2], "dkms\nPin: release l=A*\nPin-Priority: -1\n"),
+    (packages.service_file(), DROP_IN),
+])  # fmt: skip
+def test_the_files_that_are_written(text, wanted):
+    assert text == wanted
 
 
 APT_INSTALL = "apt-get install --yes --no-install-recommends -o Dpkg::Options::=--force-confold"
@@ -414,10 +405,8 @@ def origin(name, installed, *versions):
 UBUNTU = "http://mirror.example/ubuntu noble/main amd64 Packages"
 NVIDIA_DOCA = "https://linux.mellanox.com/public/repo/doca/3.2.1/ubuntu24.04/x86_64 ./ Packages"
 FOLDER = "file:/var/lib/gpufabric-rdma/doca-host-3.1.0/root/usr/share/doca-host-3.1.0/repo ./ Packages"
-INBOX, OWN_ARCHIVE = (
-    ("50.0-2build2", 500, UBUNTU),
-    ("0.9", 500, "http://apt.example.net/ours stable/main amd64 Packages"),
-)
+INBOX = ("50.0-2build2", 500, UBUNTU)
+OWN_ARCHIVE = ("0.9", 500, "http://apt.example.net/ours stable/main amd64 Packages")
 NEWER_PERFTEST = ("25.10.0-0.128.g8f1c7ab", 500, "https://mirror.example.net/doca ./ Packages")
 POLICY = "\n".join([
     origin("rdma-core", "2510.0.11-1", ("2510.0.11-1", 500, NVIDIA_DOCA), ("50.0-2ubuntu0.2", 500, UBUNTU), INBOX),
@@ -431,13 +420,8 @@ POLICY = "\n".join([
 MIRROR = ["https://mirror.example.net/doca/"]
 
 
-def installed_of(policy):
-    names = re.findall(r"^(\S+):$", policy, re.MULTILINE)
-    return dict(zip(names, re.findall(r"Installed: (\S+)", policy)))
-
-
 def test_user_space_of_the_stack_is_known_by_where_it_came_from():
-    installed = installed_of(POLICY)
+    installed = dict(re.findall(r"^(\S+):\n  Installed: (\S+)", POLICY, re.MULTILINE))
     replaced, foreign = packages.replaced_packages(installed, origins.parse_policy(POLICY, MIRROR))
     assert replaced == {name: installed[name] for name in ("libibverbs1", "librdmacm1t64", "perftest", "rdma-core")}
     assert foreign == ["mft"]
@@ -449,20 +433,18 @@ def test_user_space_of_the_stack_is_known_by_where_it_came_from():
 def test_dnf_remembers_the_repository_of_each_package():
     told = "rdma-core doca\nlibibverbs gpufabric-rdma-driver\nperftest appstream\nlibibumad @commandline\nmft doca\n\n"
     offers = "rdma-core 57.0-2.el9 baseos\nlibibverbs 57.0-2.el9 baseos\nlibibumad 57.0-2.el9 baseos\nmft 4.34 doca\n"
-    installed = dict.fromkeys(["rdma-core", "libibverbs", "libibumad", "mft"], "2510.0.11-1.el9") | {
-        "perftest": "24.07"
-    }
+    installed = dict.fromkeys(["rdma-core", "libibverbs", "libibumad", "mft", "perftest"], "2510.0.11-1.el9")
     replaced, foreign = packages.replaced_packages(installed, origins.parse_repoquery(told, offers))
     assert list(replaced) == ["libibumad", "libibverbs", "rdma-core"]
     assert foreign == ["mft"]
 
 
 def test_the_way_back_hides_exactly_the_versions_of_the_stack():
-    assert packages.restore_pins({"rdma-core": "2510.0.11-1", "perftest": "25.10.0-0.128"}) == (
-        "Package: rdma-core\nPin: version 2510.0.11-1\nPin-Priority: -1\n\n"
-        "Package: rdma-core\nPin: release *\nPin-Priority: 1001\n\n"
-        "Package: perftest\nPin: version 25.10.0-0.128\nPin-Priority: -1\n\n"
-        "Package: perftest\nPin: release *\nPin-Priority: 1001\n"
+    versions = {"rdma-core": "2510.0.11-1", "perftest": "25.10.0-0.128"}
+    assert packages.restore_pins(versions) == "\n".join(
+        f"Package: {name}\nPin: version {version}\nPin-Priority: -1\n\n"
+        f"Package: {name}\nPin: release *\nPin-Priority: 1001\n"
+        for name, version in versions.items()
     )
 
 
@@ -478,18 +460,9 @@ def test_the_row_of_a_node_or_what_there_is_instead():
         assert (row["url"], row["known"]) == ("", "3.2.1 for rhel9 amd64")
 
 
-DPKG_STATUS = """Package: dkms
-Status: install ok installed
-Version: 3.0.11
-
-Package: mlnx-ofed-kernel-dkms
-Status: install ok half-configured
-Version: 25.10-1
-
-Package: linux-image-generic
-Status: hold ok installed
-Version: 1
-"""
+DPKG = [("dkms", "install ok installed", "3.0.11"), ("mlnx-ofed-kernel-dkms", "install ok half-configured", "25.10-1")]
+DPKG.append(("linux-image-generic", "hold ok installed", "1"))
+DPKG_STATUS = "\n\n".join("Package: {}\nStatus: {}\nVersion: {}".format(*row) for row in DPKG)
 
 
 def read(folder, fixture=overlays.STALE, over=None):
