@@ -162,12 +162,9 @@ def node(tmp_path, bundle):
 
 
 def test_only_what_is_lacking_is_asked_for_and_nothing_changes_before_it_is_there(node):
-    first = node.call(archive=False)
-    assert (first["needed"], node.files()) == (NAMES, {})
-    checked = node.call(check=True)
-    assert (checked["changed"], checked["changes"], node.files()) == (True, first["changes"], {})
-    done = node.call()
-    assert done["changes"] == first["changes"]
+    first, checked = node.call(archive=False), node.call(check=True)
+    assert (first["needed"], checked["changed"], node.files()) == (NAMES, True, {})
+    assert first["changes"] == checked["changes"] == node.call()["changes"]
     assert sorted(node.files()) == NAMES
     assert {path.stat().st_mode & 0o777 for path in node.directory.iterdir()} == {0o755}
     again = node.call(archive=False)

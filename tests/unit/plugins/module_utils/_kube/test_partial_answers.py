@@ -15,6 +15,7 @@ import json
 import pathlib
 import random
 import threading
+import types
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
@@ -111,25 +112,17 @@ class Broken(client.Kubectl):
         other = pod[:-1] + ("1" if pod.endswith("2") else "2")
         self.dead.discard(other)
         if not self.hit(words):
-            return Server(None, pod_traffic.STARTED.encode())
+            return server(None, pod_traffic.STARTED.encode())
         self.dead.add(other)
-        return Server(
-            {"cut": 0, "reset": 1}.get(self.fault[1], -9), b"error: unexpected EOF" * (self.fault[1] == "reset")
-        )
+        how = self.fault[1]
+        return server({"cut": 0, "reset": 1}.get(how, -9), b"error: unexpected EOF" * (how == "reset"))
 
 
-class Server:
-    def __init__(self, status, said):
-        self.status, self.said = status, said
-
-    def poll(self):
-        return self.status
-
-    def terminate(self):
-        pass
-
-    def communicate(self, timeout=None):
-        return self.said, None
+def server(status, said):
+    """A server's exec, as far as its callers look at it."""
+    return types.SimpleNamespace(
+        poll=lambda: status, terminate=lambda: None, communicate=lambda timeout=None: (said, None)
+    )
 
 
 def planted(tmp_path, bad=False):
