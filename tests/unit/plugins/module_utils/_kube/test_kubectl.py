@@ -12,39 +12,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubect
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
-SILENT = (1, "", "Unable to connect to the server: net/http: TLS handshake timeout")
-
-
-def calls_until(patience, seconds, answers):
-    """How often a call that takes so many seconds is made; answers: how many are silent."""
-    now, made = [0.0], []
-
-    def call():
-        made.append(now[0])
-        now[0] += seconds
-        return SILENT if len(made) <= answers else (0, "ok", "")
-
-    def sleep(pause):
-        now[0] += pause
-
-    code, _out, _error = kubectl.retry_until(call, patience, lambda: now[0], sleep)
-    return len(made), code
-
-
-@pytest.mark.parametrize(
-    ("patience", "seconds", "answers", "wanted"),
-    [
-        (60, 1, 3, (4, 0)),
-        (60, 300, 1, (2, 0)),  # one call took more than the patience: a moment later the server may well answer
-        (60, 300, 9, (2, 1)),
-        (60, 10, 99, (5, 1)),
-        (0, 300, 9, (1, 1)),
-    ],
-)
-def test_a_silent_server_is_asked_again_and_not_for_ever(patience, seconds, answers, wanted):
-    assert calls_until(patience, seconds, answers) == wanted
-
-
 LOGGED = "E1126 00:12:13.456789    4242 memcache.go:287] couldn't get "
 METRICS = (
     f"{LOGGED}resource list for custom.metrics.k8s.io/v1beta1: the server is currently unable to handle the request"
