@@ -66,13 +66,24 @@ def built(headers):
 
 
 @pytest.fixture
-def script(tmp_path):
+def put(tmp_path):
+    """put(path, text): a file below the test's folder, with the folders above it."""
+
+    def write(path, text=""):
+        place = tmp_path / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        return place
+
+    return write
+
+
+@pytest.fixture
+def script(put):
     """script(name, text): the path of a shell script in the test's folder."""
 
     def write(name, text):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        path = put(name, text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
         return str(path)
 

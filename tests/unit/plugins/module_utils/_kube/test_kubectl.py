@@ -209,11 +209,9 @@ def test_a_node_is_back_when_it_has_reported_its_new_boot(ready, boot, said):
 
 
 @pytest.fixture
-def etcd(tmp_path):
+def etcd(tmp_path, put):
     def read(config, fetch=lambda url: ETCD_METRICS):
-        path = tmp_path / quorum.ETCD_CONFIG.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(config)
+        put(quorum.ETCD_CONFIG, config)
         return quorum.etcd(Tree(tmp_path), fetch)
 
     return read

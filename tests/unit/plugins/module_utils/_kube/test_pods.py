@@ -582,11 +582,6 @@ def root(tmp_path):
     return tmp_path
 
 
-def put(root, path, text):
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    (root / path).write_text(text)
-
-
 def test_folders_are_mounted_where_programs_look_for_them(root):
     for name in ("bin", "lib"):
         (root / name).symlink_to(f"usr/{name}")
@@ -608,9 +603,9 @@ def test_folders_are_mounted_where_programs_look_for_them(root):
         "registry.k8s.io/pause:3.10"),
     ({K3S: VERSION_2.replace('"registry.k8s.io/pause:3.9"', "7")}, None),
 ], ids=["no containerd", "none", "version 3", "version 2", "k3s first", "an import wins", "no name"])  # fmt: skip
-def test_the_image_is_that_of_the_sandboxes(root, files, image):
+def test_the_image_is_that_of_the_sandboxes(root, put, files, image):
     for path, text in files.items():
-        put(root, path, text)
+        put(path, text)
     assert node_tools.read(Tree(str(root)))["image"] == image
 
 
