@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -63,6 +64,12 @@ def kernel(headers):
 @pytest.fixture(scope="session")
 def built(headers):
     return peermem_modules.build_all(headers)
+
+
+@pytest.fixture
+def short_names(monkeypatch):
+    """Short names of resources, whatever the device plugin calls them."""
+    monkeypatch.setattr(config, "NAME", "rail{index}")
 
 
 @pytest.fixture

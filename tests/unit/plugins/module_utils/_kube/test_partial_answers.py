@@ -18,7 +18,6 @@ import threading
 import types
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster as kube_cluster
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl as client
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_traffic, running_pods
@@ -26,6 +25,8 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as test_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, kubectl_double
+
+pytestmark = pytest.mark.usefixtures("short_names")
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[4] / "fixtures"
 ROCE = (FIXTURES / "pods/roce.txt").read_text()
@@ -168,11 +169,6 @@ def verified(state, clock, monkeypatch, fault=None, user_pod=None):
 
 def statuses(checks):
     return {(host, item["id"], item["object"]): item["status"] for host, item in checks}
-
-
-@pytest.fixture(autouse=True)
-def resource_names(monkeypatch):
-    monkeypatch.setattr(config, "NAME", "rail{index}")
 
 
 def cases(said):

@@ -8,21 +8,16 @@ import pathlib
 import subprocess
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config as device_plugin_config
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl, node_tools, pod_probe, pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 
+pytestmark = pytest.mark.usefixtures("short_names")
+
 FIXTURES = pathlib.Path(__file__).resolve().parents[4] / "fixtures/pods"
 ROCE = (FIXTURES / "roce.txt").read_text()
-
-
-@pytest.fixture(autouse=True)
-def resource_names(monkeypatch):
-    """Short names, whatever the device plugin calls its resources."""
-    monkeypatch.setattr(device_plugin_config, "NAME", "rail{index}")
 
 
 def rail(index=0, kind="pci", layer="Ethernet"):
