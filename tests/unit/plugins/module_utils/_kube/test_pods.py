@@ -85,8 +85,7 @@ def test_what_is_missing_or_broken_off_is_none_and_says_so():
     answer = pod_probe.parse("@@ user\n0\n@@= 0\n@@ verbs\nsh: ibv_devinfo: not found\n@@= 127\n@@ routes\ndefault via")
     assert answer["missing"]["verbs"] == "the tool is missing"
     assert "was cut off" in answer["missing"]["routes"]
-    assert answer["verbs"] == {}
-    assert answer["ibstat"] == {}
+    assert answer["verbs"] == answer["ibstat"] == {}
 
 
 def shell(*argv):
@@ -164,14 +163,12 @@ def test_one_pod_takes_every_rail_in_order(count):
 
 
 def test_one_resource_may_serve_every_rail():
-    hosts = [host(1, [rail(0), rail(1)])]
-    nads = [nad(0), nad(1)]
+    shared, nads = {"rdma/shared": 63}, [nad(0), nad(1)]
     for item in nads:
         item["metadata"]["annotations"][kube_pods.RESOURCE] = "rdma/shared"
-    offered = cluster([node(1, capacity={"rdma/shared": 63}, allocatable={"rdma/shared": 63})], nads)
-    pod = rails_pod(planned(hosts, offered))
-    assert pod["resources"] == ["rdma/shared"]
-    assert [item["rail"]["index"] for item in pod["attachments"]] == [0, 1]
+    offered = cluster([node(1, capacity=shared, allocatable=shared)], nads)
+    pod = rails_pod(planned([host(1, [rail(0), rail(1)])], offered))
+    assert (pod["resources"], [item["rail"]["index"] for item in pod["attachments"]]) == (["rdma/shared"], [0, 1])
 
 
 def test_software_hcas_get_a_pod_in_the_nodes_network_and_infiniband_needs_no_attachment():
@@ -194,15 +191,10 @@ def test_a_host_is_found_by_name_or_address_and_otherwise_left_out_with_the_reas
     assert "no RDMA resource" in without["left_out"]["node1"]
 
 
-def answers_for(pods, software=False):
-    found = {}
-    for pod in pods:
-        last = 2 if pod["node"] == "node1" else 18
-        text = ROCE.replace("10.56.0.2", f"10.56.0.{last}").replace("0a38:0002", f"0a38:{last:04x}")
-        if pod["kind"] == "host":
-            text = text.replace("net1", "eth2")
-        found[pod["name"]] = pod_probe.parse(text)
-    return found
+def answer_of(pod):
+    last = 2 if pod["node"] == "node1" else 18
+    text = ROCE.replace("10.56.0.2", f"10.56.0.{last}").replace("0a38:0002", f"0a38:{last:04x}")
+    return pod_probe.parse(text.replace("net1", "eth2") if pod["kind"] == "host" else text)
 
 
 def two(kind="pci"):
@@ -211,7 +203,7 @@ def two(kind="pci"):
 
 
 def traffic(pods):
-    found = kube_pods.traffic(pods, answers_for(pods), 18700)
+    found = kube_pods.traffic(pods, {pod["name"]: answer_of(pod) for pod in pods}, 18700)
     return found["tests"], found["left_out"]
 
 
@@ -429,7 +421,6 @@ def test_a_node_whose_sandboxes_image_is_unknown_is_left_out_with_the_reason():
 @pytest.mark.parametrize(
     ("changes", "identity"),
     [
-        ({"allocatable": {"rdma/rail0": 0}}, "resource:rdma/rail0"),
         ({"allocatable": {"rdma/rail0": 99}}, "resource:rdma/rail0"),
         ({"capacity": {}, "allocatable": {}}, "resource:rdma/rail0"),
         ({"ready": False, "why": "cni plugin not initialized"}, "cluster:node"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import os
 import struct
 
 import pytest
@@ -17,11 +16,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
     netns,
     paths,
 )
-
-
-def symlink(node, path, target):
-    os.makedirs(os.path.dirname(node.host(path)), exist_ok=True)
-    os.symlink(target, node.host(path))
 
 
 def test_files_are_sorted_by_name_and_of_one_name_the_first_directory_wins(node):
@@ -37,7 +31,7 @@ def test_files_are_sorted_by_name_and_of_one_name_the_first_directory_wins(node)
 def test_a_link_to_dev_null_masks_and_a_merged_usr_counts_once(node):
     for name in "xy":
         node.write(f"/usr/lib/modprobe.d/{name}.conf", "blacklist a")
-    symlink(node, "/etc/modprobe.d/x.conf", "/dev/null")
+    node.write("/etc/modprobe.d/z.txt").host("/etc/modprobe.d/x.conf").symlink_to("/dev/null")
     node.link("/lib", "/usr/lib")
     assert [line.path for line in modprobe.statements(node.tree())] == ["/usr/lib/modprobe.d/y.conf"]
 
