@@ -101,9 +101,8 @@ def test_a_folder_is_filled_described_and_left_alone_the_second_time(fill):
     assert bundle_folder.file_for(described, "k3s", "amd64")["version"] == "v1"
     assert bundle_folder.references(described, "amd64") == {"k3s-airgap-images:v1", "ghcr.io/f/flannel:v2"}
     assert "doca" not in json.dumps(described)
-    call = (fill.tools / "calls").read_text()
-    assert f"docker://ghcr.io/f/flannel@{DIGEST}" in call
-    assert "--override-arch amd64" in call
+    call = (fill.tools / "calls").read_text().split()
+    assert {f"docker://ghcr.io/f/flannel@{DIGEST}", "--override-arch", "amd64"} <= set(call)
     again = fill()
     assert (again["changed"], again["changes"]) == (False, [])
 
@@ -133,8 +132,7 @@ OWN["artifacts"][0]["files"][0]["sha256"] = "12"
 )
 def test_what_cannot_be_fetched_or_checked_stops_and_is_not_kept(fill, options, thing):
     refused = fill(**options)
-    assert refused["failed"]
-    assert thing in refused["msg"]
+    assert (refused["failed"], thing in refused["msg"]) == (True, True)
     assert [path for path in pathlib.Path(fill.folder).rglob("*") if path.is_file()] == []
 
 
@@ -218,15 +216,13 @@ def test_the_row_of_the_processor_comes_before_the_one_for_any():
 
 
 def driver_lock(data=b"deb"):
+    known = (
+        ("amd64", "ubuntu24.04", "_amd64.deb", {"sha256": sha256(data)}),
+        ("arm64", "ubuntu24.04", "_arm64.deb", {"sha256": None}),
+        ("amd64", "rhel9", ".x86_64.rpm", {"sha256": None, "stated": STATED}),
+    )
     made, place = lock(), "https://example.org/3.2.3/doca-host_3.2.3-019000"
-    rows = [
-        {"architecture": architecture, "distribution": distribution, "url": place + end, **known}
-        for architecture, distribution, end, known in (
-            ("amd64", "ubuntu24.04", "_amd64.deb", {"sha256": sha256(data)}),
-            ("arm64", "ubuntu24.04", "_arm64.deb", {"sha256": None}),
-            ("amd64", "rhel9", ".x86_64.rpm", {"sha256": None, "stated": STATED}),
-        )
-    ]
+    rows = [{"architecture": arch, "distribution": name, "url": place + end, **sums} for arch, name, end, sums in known]
     row = {"name": "doca-host", "version": "3.2.3", "kind": "package", "used_by": "driver", "files": rows}
     made["artifacts"] += [row, {**row, "version": "3.2.1", "files": rows[:1]}]
     return made
