@@ -158,14 +158,18 @@ def test_names_and_addresses_of_namespaces_units_pods_and_the_machine_are_replac
     files["/proc/2344/cgroup"] = f"0::/kubepods.slice/{pod}/cri-containerd-{'ab12' * 16}.scope"
     for host in ("babbeefffea75cd4", "0000000000000053"):
         files["/proc/net/if_inet6"] += f"\n20010db8beef0001{host} 02 40 00 00 eno1"
-    fixture["seams"]["addresses"] |= {"eno1": ["203.0.113.66/26", "10.20.30.40/8"], "enp59s0np0": ["10.20.99.1/24"]}
+    addresses = {"eno1": ["203.0.113.66/26", "10.20.30.40/8"], "enp59s0np0": ["10.18.0.1/24", "10.20.99.1/24"]}
+    fixture["seams"]["addresses"] |= addresses
     node_desc = next(path for path in files if path.endswith("/node_guid")).replace("node_guid", "node_desc")
     files[node_desc] = "acme-gpu-17 HCA-1"
     captured, facts, scrubber = capture(str(tree.lay_out(fixture, tmp_path / "node")), "a")
-    secrets = ("acme", "3f9c1b7e", "ab12ab12", "beef", "203.0.113.66", "10.20.30.40", "10.20.99.1")
+    secrets = ("acme", "3f9c1b7e", "ab12ab12", "beef", "203.0.113.66", "10.20.30.40", "10.18.0.1", "0a12")
     assert [secret for secret in secrets if secret in capture_file.text(captured)] == []
     found = again(captured, tmp_path)
     assert found == scrubber.apply(facts)
+    netdev, port = found["hcas"][0]["netdevs"][0], found["hcas"][0]["ports"][0]
+    mapped = ipaddress.IPv6Address(port["gids"][2]["gid"]).ipv4_mapped
+    assert mapped in [ipaddress.ip_interface(address).ip for address in netdev["addresses"]], "relations survive"
     namespaces = found["subsystem"]["namespaces"]
     units = [owner["unit"] for namespace in namespaces for owner in namespace["owners"]]
     assert any(re.fullmatch(r"unit-\d+\.service", unit or "") for unit in units)

@@ -81,6 +81,23 @@ def running(**changes):
     return {**known, **changes}
 
 
+def test_the_answer_of_a_pod_is_read_as_data():
+    answer = pod_probe.parse(ROCE)
+    assert {**answer, "addresses": answer["addresses"]["net1"], "links": answer["links"]["net1"]}.items() >= {
+        "missing": {},
+        "user": 1000,
+        "ipc_lock": False,
+        "addresses": ["10.56.0.2/24"],
+        "links": {"parent": 5, "kind": "macvlan", "mtu": 9000},
+        "drivers": {"eth0": "veth", "net1": "macvlan"},
+        "devices": ["rdma_cm", "umad0", "uverbs0"],
+        "ibstat": {"mlx5_0": {1: ("Active", "LinkUp")}},
+        "registered": {"mlx5_0": {"code": 0, "bytes": 16388 * 1024, "said": ""}},
+    }.items()
+    assert answer["routes"][0] == {"destination": "default", "gateway": "10.42.0.1", "netdev": "eth0"}
+    assert kube_pods.gid_index(answer["gids"], "mlx5_0", "10.56.0.2") == 7
+
+
 def test_what_is_missing_or_broken_off_is_none_and_says_so():
     answer = pod_probe.parse("@@ user\n0\n@@= 0\n@@ verbs\nsh: ibv_devinfo: not found\n@@= 127\n@@ routes\ndefault via")
     assert answer["missing"]["verbs"] == "the tool is missing"
