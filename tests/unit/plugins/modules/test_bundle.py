@@ -206,6 +206,13 @@ def test_a_description_that_cannot_be_trusted_is_refused(description, wanted):
     assert wanted in finding.wanted
 
 
+def test_a_missing_and_a_wrong_file_are_both_reported(tmp_path, put):
+    put("files/k3s", "other")
+    found = bundle_folder.damaged(str(tmp_path), [GOOD, {**GOOD, "path": "files/none"}])
+    assert [finding.object for finding in found] == [f"{tmp_path}/files/k3s", f"{tmp_path}/files/none"]
+    assert "No such file" in found[1].seen
+
+
 def test_the_row_of_the_processor_comes_before_the_one_for_any():
     rows = [{**GOOD, "architecture": "any", "path": "a"}, GOOD, {**GOOD, "distribution": "rhel9", "path": "b"}]
     assert bundle_folder.file_for({"files": rows}, "k3s", "amd64")["path"] == "files/k3s"

@@ -485,8 +485,7 @@ def test_what_pools_and_other_networks_leave_for_a_node(objects, count, found):
 
 ODD = [None, 0, "x", [], ["x"], {}, {"x": None}, [["x"]], [{"x": []}], 1.5, True]
 PLACES = ("ipam", "plugins", "master", "device", "pciBusID", "mtu", "type", "name", "rdmaIsolation")
-IN_IPAM = ("range", "ranges", "ipRanges", "exclude", "gateway", "routes", "subnet", "addresses")
-IN_IPAM += ("poolName", "node_slice_size")
+IN_IPAM = ("range", "ranges", "ipRanges", "exclude", "gateway", "routes", "subnet", "addresses", "poolName")
 
 
 @pytest.mark.parametrize("kind", ["host-local", "whereabouts", "nv-ipam", "static"])

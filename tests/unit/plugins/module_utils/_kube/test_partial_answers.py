@@ -1,9 +1,7 @@
 """Every kubectl call of a full verification, cut off at a random byte or timed out: asked again, then not verified.
 
-One verdict is allowed: an API server that never tells the state of its cluster is itself a failed check.
-
-The double of kubectl answers in this process, so that a case takes milliseconds. A case breaks one call, once or each
-time it is made; its own effect on the cluster may have come about by then or not.
+One verdict is allowed: an API server that never tells the state of its cluster is itself a failed check. A case breaks
+one call, once or each time it is made; its own effect on the cluster may have come about by then or not.
 """
 
 from __future__ import annotations

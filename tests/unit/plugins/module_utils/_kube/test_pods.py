@@ -191,8 +191,7 @@ def test_one_resource_may_serve_every_rail():
 def test_software_hcas_get_a_pod_in_the_nodes_network_and_infiniband_needs_no_attachment():
     plan = planned([host(1, [rail(kind="software")])])
     made = manifest_of(plan, "host-node1")
-    assert made["spec"]["hostNetwork"] is True
-    assert "annotations" not in made["metadata"]
+    assert (made["spec"]["hostNetwork"], "annotations" in made["metadata"]) == (True, False)
     plan = planned([host(1, [rail(layer="InfiniBand")])], cluster(nads=[]))
     assert [pod["attachments"] for pod in plan["pods"]] == [[], []]
     assert all("annotations" not in item["metadata"] for item in objects(plan, "Pod"))
@@ -202,8 +201,7 @@ def test_a_host_is_found_by_name_or_address_and_otherwise_left_out_with_the_reas
     elsewhere = {**host(), "host": "gpu-a"}
     assert kube_pods.find_node(elsewhere, [node()])["name"] == "node1"
     plan = planned([{**elsewhere, "netdevs": {}}])
-    assert plan["objects"] == []
-    assert "node1" in plan["left_out"]["gpu-a"]
+    assert (plan["objects"], "node1" in plan["left_out"]["gpu-a"]) == ([], True)
     without = planned(offered=cluster([node(capacity={}, allocatable={})]))
     assert "no RDMA resource" in without["left_out"]["node1"]
 
@@ -357,15 +355,14 @@ def test_each_workload_looks_up_the_next_one_over_a_headless_service():
 )
 def test_the_peers_name_has_to_give_its_pods_address(section, ip, status, words):
     _plan, (item,) = peer_checks(section, ip=ip)
-    assert item["status"] == status
-    assert words in item["seen"]
+    assert (item["status"], words in item["seen"]) == (status, True)
 
 
 def test_a_node_with_dots_in_its_name_has_a_pod_with_a_name_of_dns():
     workload = planned(offered=cluster([node(1, name="node1.example.org")]))["pods"][0]
     made = kube_pods.manifest(workload, "tests", {"image": "a", "mounts": {}})
-    assert made["metadata"]["name"] == "workload-node1.example.org"
-    assert made["spec"]["hostname"] == "workload-node1-example-org"
+    names = (made["metadata"]["name"], made["spec"]["hostname"])
+    assert names == ("workload-node1.example.org", "workload-node1-example-org")
 
 
 def lacking(tool, section):
@@ -562,8 +559,7 @@ PENDING = running(ready=False, phase="Pending", reasons=["Unschedulable: Insuffi
 def test_what_keeps_a_pod_from_rdma_is_named(changes, identity, words):
     answer = {"answer": replaced(*changes["answer"])} if "answer" in changes else {}
     found = diagnosis(**copy.deepcopy(changes) | answer)[f"pod:{identity}"]
-    assert words in found["seen"]
-    assert found["next_step"]
+    assert (words in found["seen"], bool(found["next_step"])) == (True, True)
 
 
 K3S = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
@@ -631,5 +627,5 @@ def test_a_program_that_the_kernel_refuses_is_run_by_its_loader(tmp_path):
     (refused / "ping").symlink_to("/bin/echo")
     words = pods.ping_command({"client": {"interface": "net1"}, "address": "10.56.0.3"})
     words[2] = f'command() {{ echo "{refused}/ping"; }}\nping() {{ return 126; }}\n{words[2]}'
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = shell(*words)
     assert (done.returncode, done.stdout) == (0, "-c 3 -W 2 -I net1 10.56.0.3\n")

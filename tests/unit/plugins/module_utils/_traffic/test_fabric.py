@@ -155,6 +155,15 @@ def test_a_process_that_took_over_the_number_is_not_killed(tmp_path, state):
         bystander.send_signal(signal.SIGKILL)
 
 
+def test_clients_run_in_turn_and_try_again_while_a_server_is_still_binding(tools, tmp_path):
+    outputs = [f"cat {OUTPUT}/{name}.txt" for name in ("rping-44.0-ok", "ib_write_bw-4.5-iterations")]
+    tools("rping", f"if [ -e {tmp_path}/up ]; then {outputs[0]}; else touch {tmp_path}/up; exit 255; fi")
+    tools("ib_write_bw", outputs[1])
+    results = fabric.connect([a_test("rping"), a_test()], 2, 30)
+    assert [(result["ok"], result["seconds"] < 30) for result in results] == [(True, True)] * 2
+    assert (results[1]["mb_per_s"], results[1]["command"].startswith("ib_write_bw -d rxe0")) == (5.5, True)
+
+
 def test_a_client_that_never_ends_is_abandoned(tools):
     tools("rping", "exec sleep 60")
     (result,) = fabric.connect([a_test("rping")], 1, 1)

@@ -34,10 +34,8 @@ def gathered(root, **options):
     ("subset", "parts"),
     [
         (["min"], set()),
-        (["!all"], set()),
         (["hcas"], {"hcas", "cards_without_rdma"}),
         (["pci"], {"cards_without_rdma", "gpus"}),
-        (["gpus"], {"gpus"}),
         (["rails", "!gids"], {"rails", "not_rails"}),
         (["all", "!hcas", "!pci", "!rails", "!gpus"], set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"}),
         (["all"], {*SUBSETS, "cards_without_rdma", "not_rails"} - {"pci", "gids"}),
