@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -66,13 +67,30 @@ def built(headers):
 
 
 @pytest.fixture
-def script(tmp_path):
+def short_names(monkeypatch):
+    """Short names of resources, whatever the device plugin calls them."""
+    monkeypatch.setattr(config, "NAME", "rail{index}")
+
+
+@pytest.fixture
+def put(tmp_path):
+    """put(path, text): a file below the test's folder, with the folders above it."""
+
+    def write(path, text=""):
+        place = tmp_path / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        return place
+
+    return write
+
+
+@pytest.fixture
+def script(put):
     """script(name, text): the path of a shell script in the test's folder."""
 
     def write(name, text):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        path = put(name, text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
         return str(path)
 

@@ -101,9 +101,8 @@ def test_a_folder_is_filled_described_and_left_alone_the_second_time(fill):
     assert bundle_folder.file_for(described, "k3s", "amd64")["version"] == "v1"
     assert bundle_folder.references(described, "amd64") == {"k3s-airgap-images:v1", "ghcr.io/f/flannel:v2"}
     assert "doca" not in json.dumps(described)
-    call = (fill.tools / "calls").read_text()
-    assert f"docker://ghcr.io/f/flannel@{DIGEST}" in call
-    assert "--override-arch amd64" in call
+    call = (fill.tools / "calls").read_text().split()
+    assert {f"docker://ghcr.io/f/flannel@{DIGEST}", "--override-arch", "amd64"} <= set(call)
     again = fill()
     assert (again["changed"], again["changes"]) == (False, [])
 
@@ -133,8 +132,7 @@ OWN["artifacts"][0]["files"][0]["sha256"] = "12"
 )
 def test_what_cannot_be_fetched_or_checked_stops_and_is_not_kept(fill, options, thing):
     refused = fill(**options)
-    assert refused["failed"]
-    assert thing in refused["msg"]
+    assert (refused["failed"], thing in refused["msg"]) == (True, True)
     assert [path for path in pathlib.Path(fill.folder).rglob("*") if path.is_file()] == []
 
 
@@ -176,28 +174,13 @@ def test_the_plugins_image_is_built_by_digest_described_and_left_alone_the_secon
     digest = LOCKED["plugin_image"]["digests"]["index"]
     assert f"docker://docker.io/library/python@{digest}" in (fill.tools / "calls").read_text()
     described = yaml.safe_load((fill.folder / "bundle.yml").read_text())
-    assert bundle_folder.findings(described) == []
-    assert bundle_folder.damaged(str(fill.folder), described["images"]) == []
+    assert bundle_folder.findings(described) == bundle_folder.damaged(str(fill.folder), described["images"]) == []
     assert "localhost/rdma-device-plugin:0.1.0" in bundle_folder.references(described, "amd64")
-    assert sorted(path.name for path in (fill.folder / "images/amd64").iterdir()) == [
-        "flannel-v2.tar",
-        pathlib.Path(IMAGE).name,
-    ]
     again = fill(plugin_image=collection)
     assert (again["changed"], again["changes"]) == (False, [])
-    assert fill.folder.joinpath(IMAGE).is_file()
-
-
-def test_a_changed_plugin_or_base_is_built_again(fill, collection):
-    fill(plugin_image=collection)
-    source = pathlib.Path(collection["collection"], "device_plugin/rdma_device_plugin/new.py")
-    source.write_text("NEW = True\n")
+    pathlib.Path(collection["collection"], "device_plugin/rdma_device_plugin/new.py").write_text("NEW = True\n")
     done = fill(plugin_image=collection)
     assert [change["object"] for change in done["changes"]] == [IMAGE, "bundle.yml"]
-    other = {**collection, "base": f"example.org/python:3@{DIGEST}"}
-    done = fill(plugin_image=other)
-    assert [change["object"] for change in done["changes"]] == [IMAGE, "bundle.yml"]
-    assert f"docker://example.org/python@{DIGEST}" in (fill.tools / "calls").read_text()
 
 
 GOOD = {"name": "k3s", "version": "v1", "architecture": "amd64", "path": "files/k3s", "sha256": "0" * 64}
@@ -223,6 +206,13 @@ def test_a_description_that_cannot_be_trusted_is_refused(description, wanted):
     assert wanted in finding.wanted
 
 
+def test_a_missing_and_a_wrong_file_are_both_reported(tmp_path, put):
+    put("files/k3s", "other")
+    found = bundle_folder.damaged(str(tmp_path), [GOOD, {**GOOD, "path": "files/none"}])
+    assert [finding.object for finding in found] == [f"{tmp_path}/files/k3s", f"{tmp_path}/files/none"]
+    assert "No such file" in found[1].seen
+
+
 def test_the_row_of_the_processor_comes_before_the_one_for_any():
     rows = [{**GOOD, "architecture": "any", "path": "a"}, GOOD, {**GOOD, "distribution": "rhel9", "path": "b"}]
     assert bundle_folder.file_for({"files": rows}, "k3s", "amd64")["path"] == "files/k3s"
@@ -233,15 +223,13 @@ def test_the_row_of_the_processor_comes_before_the_one_for_any():
 
 
 def driver_lock(data=b"deb"):
+    known = (
+        ("amd64", "ubuntu24.04", "_amd64.deb", {"sha256": sha256(data)}),
+        ("arm64", "ubuntu24.04", "_arm64.deb", {"sha256": None}),
+        ("amd64", "rhel9", ".x86_64.rpm", {"sha256": None, "stated": STATED}),
+    )
     made, place = lock(), "https://example.org/3.2.3/doca-host_3.2.3-019000"
-    rows = [
-        {"architecture": architecture, "distribution": distribution, "url": place + end, **known}
-        for architecture, distribution, end, known in (
-            ("amd64", "ubuntu24.04", "_amd64.deb", {"sha256": sha256(data)}),
-            ("arm64", "ubuntu24.04", "_arm64.deb", {"sha256": None}),
-            ("amd64", "rhel9", ".x86_64.rpm", {"sha256": None, "stated": STATED}),
-        )
-    ]
+    rows = [{"architecture": arch, "distribution": name, "url": place + end, **sums} for arch, name, end, sums in known]
     row = {"name": "doca-host", "version": "3.2.3", "kind": "package", "used_by": "driver", "files": rows}
     made["artifacts"] += [row, {**row, "version": "3.2.1", "files": rows[:1]}]
     return made

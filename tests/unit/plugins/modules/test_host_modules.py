@@ -11,7 +11,6 @@ import sys
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Refused
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import kernel_modules as host_kernel_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.modules import (
@@ -23,15 +22,10 @@ from ansible_collections.gpufabric.rdma.plugins.modules import (
 )
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
-GH200 = "gh200-cx7-roce"
-
 
 @pytest.fixture
-def node(tmp_path):
-    def lay_out(name: str = GH200) -> pathlib.Path:
-        return tree.lay_out(tree.load(name), tmp_path / name)
-
-    return lay_out
+def root(tmp_path):
+    return tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / "node")
 
 
 def call(module, root, check: bool = False, **options) -> dict:
@@ -54,26 +48,19 @@ def pci_of_hca(root, default_route: bool) -> str:
     raise AssertionError("the fixture has no such HCA")
 
 
+DROP_INS = {paths.own_drop_in(service) for service in ("k3s", "docker")}
+LINKS = {paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT, rail_links.ENABLED}
 CASES = {
     "kernel_modules": (kernel_modules, {}, {paths.OWN_MODULES_LOAD}),
     "rdma_netns": (rdma_netns, {}, {paths.OWN_MODPROBE}),
-    "service_limits": (
-        service_limits,
-        {"services": ["k3s", "docker"]},
-        {paths.own_drop_in("k3s"), paths.own_drop_in("docker")},
-    ),
-    "rail_links": (
-        rail_links,
-        {"settings": [{"mtu": 9000, "up": True}]},
-        {paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT, rail_links.ENABLED},
-    ),
+    "service_limits": (service_limits, {"services": ["k3s", "docker"]}, DROP_INS),
+    "rail_links": (rail_links, {"settings": [{"mtu": 9000, "up": True}]}, LINKS),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_check_mode_tells_what_a_real_run_does_and_a_second_run_does_nothing(node, name):
+def test_check_mode_tells_what_a_real_run_does_and_a_second_run_does_nothing(root, name):
     module, options, objects = CASES[name]
-    root = node()
     if name == "rail_links":
         options = {"settings": [{**options["settings"][0], "pci": pci_of_hca(root, default_route=False)}]}
     untouched = files(root)
@@ -97,16 +84,6 @@ def test_check_mode_tells_what_a_real_run_does_and_a_second_run_does_nothing(nod
     assert files(root) == settled
 
 
-def test_two_modules_write_one_file_and_neither_undoes_the_other(node):
-    root = node()
-    call(rdma_netns, root)
-    call(kernel_modules, root)
-    text = (root / paths.OWN_MODPROBE.lstrip("/")).read_text()
-    assert text.splitlines() == [paths.HEADER, "options ib_core netns_mode=1", host_kernel_modules.PEERMEM_SOFTDEP]
-    assert call(rdma_netns, root)["changed"] is False
-    assert call(kernel_modules, root)["changed"] is False
-
-
 @pytest.mark.parametrize(
     ("module", "options", "seen"),
     [
@@ -116,13 +93,11 @@ def test_two_modules_write_one_file_and_neither_undoes_the_other(node):
         (rail_links, {"settings": [{"pci": "0000:01:00.0", "mac": "aa:bb:cc:dd:ee:ff"}]}, ""),
     ],
 )
-def test_what_cannot_work_is_refused(node, module, options, seen):
-    root = node()
+def test_what_cannot_work_is_refused(root, module, options, seen):
     if "default" in seen:
         options["settings"][0]["pci"] = pci_of_hca(root, default_route=True)
     result = call(module, root, **options)
-    assert result["failed"] is True
-    assert seen in result["msg"]
+    assert (result["failed"], seen in result["msg"]) == (True, True)
 
 
 def load(name: str) -> Change:
@@ -150,12 +125,8 @@ def test_all_modules_are_loaded_by_one_fork_after_the_files_are_written_and_a_re
 def test_only_stale_images_are_rebuilt_and_a_failure_names_the_image(tmp_path):
     for name in "ab":
         (tmp_path / name).write_text("image")
-    facts = {
-        "initramfs": {
-            "generator": "update-initramfs",
-            "images": [{"path": f"{tmp_path}/a", "kernel": "1"}, {"path": f"{tmp_path}/b", "kernel": "2"}],
-        }
-    }
+    images = [{"path": f"{tmp_path}/a", "kernel": "1"}, {"path": f"{tmp_path}/b", "kernel": "2"}]
+    facts = {"initramfs": {"generator": "update-initramfs", "images": images}}
     changes = [Change(f"{tmp_path}/{name}", "rebuild", "older", "newer") for name in "ab"]
     ran = []
 
@@ -213,31 +184,22 @@ def test_the_file_is_written_before_the_mode_is_tried(tmp_path):
     assert (tmp_path / paths.OWN_MODPROBE.lstrip("/")).exists()
 
 
-def test_a_running_nic_is_set_through_sysfs(tmp_path):
-    directory = tmp_path / "sys/class/net/eth2"
-    directory.mkdir(parents=True)
-    (directory / "mtu").write_text("1500\n")
-    (directory / "flags").write_text("0x1002\n")
+def test_a_running_nic_is_set_through_sysfs(tmp_path, put):
+    mtu, flags = put("sys/class/net/eth2/mtu", "1500\n"), put("sys/class/net/eth2/flags", "0x1002\n")
     rail_links.set_running(Change("NIC eth2 MTU", "set", "1500", "9000"), str(tmp_path))
     rail_links.set_running(Change("NIC eth2 link", "set", "down", "up"), str(tmp_path))
-    assert ((directory / "mtu").read_text(), (directory / "flags").read_text()) == ("9000", "0x1003")
+    assert (mtu.read_text(), flags.read_text()) == ("9000", "0x1003")
 
 
-def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps(monkeypatch):
-    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps():
     code = (
         "from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Tree, own_session;"
         "print(own_session(Tree('/')))"
     )
     # env -i stands for sudo: the child has lost the variable, the shell above it has not.
     shell = f'env -i PYTHONPATH={":".join(sys.path)} {sys.executable} -c "{code}"; true'
-    done = subprocess.run(
-        ["sh", "-c", shell],
-        env={"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.4 22", "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    session = {"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.4 22", "PATH": os.environ["PATH"]}
+    done = subprocess.run(["sh", "-c", shell], env=session, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(("10.0.0.4", 22))
 
 

@@ -19,11 +19,9 @@ WANTED = {"role": "server", "options": {}, "registries": {}, "token_given": Fals
 
 
 @pytest.fixture
-def root(tmp_path):
-    for path, content in {k3s.BINARY: "program", f"{k3s.IMAGES}/a.tar": "a", f"{k3s.IMAGES}/.cache.json": "{}"}.items():
-        place = tmp_path / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(content)
+def root(tmp_path, put):
+    for path, text in ((k3s.BINARY, "program"), (f"{k3s.IMAGES}/a.tar", "a"), (f"{k3s.IMAGES}/.cache.json", "{}")):
+        put(path, text)
     return tmp_path
 
 
@@ -54,10 +52,8 @@ def test_what_k3s_was_started_with_is_remembered_summed_once_and_its_own_cache_i
     ("present", "given", "differs"),
     [("K10abc::server:s3cret", "s3cret", False), ("s3cret", "other", True), ("s3cret", None, False)],
 )
-def test_a_token_is_compared_by_its_secret(root, present, given, differs):
-    place = root / k3s.TOKEN.lstrip("/")
-    place.parent.mkdir(parents=True)
-    place.write_text(present + "\n")
+def test_a_token_is_compared_by_its_secret(root, put, present, given, differs):
+    put(k3s.TOKEN, f"{present}\n")
     assert k3s_state.converging(str(root), silent, given)["token"]["differs"] is differs
 
 
@@ -88,16 +84,12 @@ def test_of_a_start_that_is_not_ours_what_was_written_later_counts(invocation, k
     assert k3s_state.younger({"early": 99, "late": 101, "away": None}, running, known) == late
 
 
-def test_facts_of_a_tree_carry_no_content(root):
-    place = root / k3s.CONFIG.lstrip("/")
-    place.parent.mkdir(parents=True)
-    place.write_text("token: planted-secret\n")
-    (root / "etc/kubernetes").mkdir()
-    (root / "etc/kubernetes/kubelet.conf").touch()
-    found = k3s_state.node(str(root), lambda argv: (1, "", ""))
+def test_facts_of_a_tree_carry_no_content(root, put):
+    put(k3s.CONFIG, "token: planted-secret\n")
+    put("etc/kubernetes/kubelet.conf")
+    found = k3s_state.node(str(root), silent)
     assert "planted-secret" not in repr(found)
-    assert found["foreign_files"] == [k3s.CONFIG]
-    assert found["others"] == ["kubeadm"]
+    assert (found["foreign_files"], found["others"]) == ([k3s.CONFIG], ["kubeadm"])
 
 
 class Systemd:
@@ -164,11 +156,9 @@ def test_a_k3s_that_does_not_come_up_is_reported_with_the_end_of_its_journal(
     assert (systemd.now < 60) == at_once
 
 
-def test_a_token_of_a_cluster_that_is_there_is_kept(tmp_path):
+def test_a_token_of_a_cluster_that_is_there_is_kept(tmp_path, put):
     node = k3s_node.Node(str(tmp_path), WANTED, None, None, 1)
-    held, place = (tmp_path / path.lstrip("/") for path in (f"{k3s.DATA}/server/token", k3s.TOKEN))
-    held.parent.mkdir(parents=True)
-    held.write_text("K10abc::server:known\n")
+    held, place = put(f"{k3s.DATA}/server/token", "K10abc::server:known\n"), tmp_path / k3s.TOKEN.lstrip("/")
     node._apply_file(Change(k3s.TOKEN, "generate", "", "hidden"))
     assert (place.read_text(), place.stat().st_mode & 0o777) == ("K10abc::server:known\n", 0o600)
     held.unlink()
@@ -176,12 +166,10 @@ def test_a_token_of_a_cluster_that_is_there_is_kept(tmp_path):
     assert len(place.read_text().strip()) == 64
 
 
-def test_a_reset_finds_shims_with_all_that_runs_below_them_and_nothing_else(tmp_path):
+def test_a_reset_finds_shims_with_all_that_runs_below_them_and_nothing_else(tmp_path, put):
     def process(pid, parent, *command):
-        place = tmp_path / "proc" / str(pid)
-        place.mkdir(parents=True)
-        (place / "stat").write_text(f"{pid} (a name) S {parent} 0 0")
-        (place / "cmdline").write_bytes(b"\0".join(word.encode() for word in command) + b"\0")
+        put(f"proc/{pid}/stat", f"{pid} (a name) S {parent} 0 0")
+        put(f"proc/{pid}/cmdline", "".join(f"{word}\0" for word in command))
 
     shim = "/var/lib/rancher/k3s/data/1/bin/containerd-shim-runc-v2"
     process(10, 1, shim, "-namespace", "k8s.io", "-address", "/run/k3s/containerd/containerd.sock")
@@ -192,35 +180,23 @@ def test_a_reset_finds_shims_with_all_that_runs_below_them_and_nothing_else(tmp_
     assert k3s_reset.processes(Tree(str(tmp_path))) == [10, 11, 12]
 
 
-def test_a_reset_finds_the_mounts_of_the_cluster_and_not_those_of_others(tmp_path):
-    ours = [
-        "/run/k3s/containerd/a/rootfs", "/var/lib/kubelet/pods/0a1b2c3d-0000-4000-8000-00000000000a/volumes/x y",
-        "/var/lib/rancher/k3s/agent/containerd/b",
-    ]  # fmt: skip
-    others = [
-        "/", "/var/lib/kubelet", "/var/lib/kubelet/pods", "/var/lib/kubelet/pods/mine/x", "/run/netns/mine",
-        "/run/netns/cni-0a1b", "/var/lib/rancher/k3s", "/var/lib/rancher/k3s/agent/containerd", "/run/k3snot",
-    ]  # fmt: skip
-    (tmp_path / "proc/self").mkdir(parents=True)
+def test_a_reset_finds_the_mounts_of_the_cluster_and_not_those_of_others(tmp_path, put):
+    ours = ["/run/k3s/containerd/a/rootfs", f"{POD}/volumes/x y", "/var/lib/rancher/k3s/agent/containerd/b"]
+    others = ["/", "/var/lib/kubelet", "/var/lib/kubelet/pods", "/var/lib/kubelet/pods/mine/x", "/run/netns/mine"]
+    others += ["/run/netns/cni-0a1b", "/var/lib/rancher/k3s", "/var/lib/rancher/k3s/agent/containerd", "/run/k3snot"]
     text = "".join("dev {} type opts 0 0\n".format(point.replace(" ", "\\040")) for point in [*ours, *others])
-    (tmp_path / "proc/self/mounts").write_text(text)
+    put("proc/self/mounts", text)
     points = k3s_reset.mounts(Tree(str(tmp_path)))
     assert points == [*ours, *others]
     assert [point for point in points if k3s_reset.planner.MOUNTS.match(point)] == ours
 
 
-def test_a_reset_leaves_a_plugin_that_is_not_the_one_that_was_placed(tmp_path):
-    node = k3s_reset.Node(str(tmp_path), None)
-    folder = tmp_path / "opt/cni/bin"
-    folder.mkdir(parents=True)
-    for name in ("bridge", "loopback", "own", "multus-shim"):
-        (folder / name).write_text(name)
-    sums = {name: k3s_reset.sha256_of(str(folder / name)) for name in ("bridge", "loopback")}
-    record = tmp_path / "var/lib/gpufabric-rdma/cni-plugins.json"
-    record.parent.mkdir(parents=True)
-    record.write_text(k3s_reset.json.dumps(sums))
-    (folder / "loopback").write_text("replaced by someone")
-    placed, kept = node._plugins(Tree(str(tmp_path)))
+def test_a_reset_leaves_a_plugin_that_is_not_the_one_that_was_placed(tmp_path, put):
+    plugins = {name: put(f"opt/cni/bin/{name}", name) for name in ("bridge", "loopback", "own", "multus-shim")}
+    sums = {name: k3s_reset.sha256_of(str(plugins[name])) for name in ("bridge", "loopback")}
+    put("var/lib/gpufabric-rdma/cni-plugins.json", json.dumps(sums))
+    plugins["loopback"].write_text("replaced by someone")
+    placed, kept = k3s_reset.Node(str(tmp_path), None)._plugins(Tree(str(tmp_path)))
     assert sorted(os.path.basename(path) for path in placed) == ["bridge", "cni-plugins.json", "multus-shim"]
     assert sorted(os.path.basename(path) for path in kept) == ["loopback", "own"]
 
@@ -236,11 +212,10 @@ EXEC = "usr/libexec/kubernetes/kubelet-plugins/volume/exec"
         (f"{EXEC}/mine/file", ["usr/libexec/kubernetes"]),
     ],
 )
-def test_a_reset_takes_empty_folders_along_but_not_what_is_someone_elses(tmp_path, beside, stays):
+def test_a_reset_takes_empty_folders_along_but_not_what_is_someone_elses(tmp_path, put, beside, stays):
     for folder in (EXEC, "opt/containerd/bin", "opt/containerd/lib"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / beside).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / beside).touch()
+    put(beside)
     list(k3s_reset.Node(str(tmp_path), None).apply([]))
     left = [top for top in ("usr/libexec/kubernetes", "opt/containerd") if (tmp_path / top).exists()]
     assert left == stays

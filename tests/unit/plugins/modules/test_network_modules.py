@@ -25,11 +25,8 @@ def test_below_a_tree_the_unit_is_written_and_the_kernel_is_left_alone(node):
     settings = [{"pci": "3b:00.0", "vfs": 4}]
     before = (node / "sys/bus/pci/devices/0000:3b:00.0").resolve()
     made = call(sriov_vfs, node, settings=settings)
-    assert [(change["object"], change["action"]) for change in made["changes"]] == [
-        (sriov.SCRIPT, "write"),
-        (sriov.UNIT, "write"),
-        (sriov.ENABLED, "link"),
-    ]
+    changes = [(change["object"], change["action"]) for change in made["changes"]]
+    assert changes == [(sriov.SCRIPT, "write"), (sriov.UNIT, "write"), (sriov.ENABLED, "link")]
     assert "tree of files" in made["not_verified"][0]
     assert "not access" in made["notes"][0]
     assert "set_vfs 0000:3b:00.0 4\n" in (node / sriov.SCRIPT[1:]).read_text()
@@ -170,11 +167,9 @@ def boot_with(tmp_path, guids):
 
 def test_the_boot_script_gives_a_guid_to_the_vf_without_one_and_binds_it_again(infiniband, tmp_path):
     assert boot_with(tmp_path, OWN) == (0, "")
-    assert (tmp_path / "calls").read_text().splitlines() == [
-        f"link set dev ibs1 vf 0 node_guid {OWN[0]}",
-        f"link set dev ibs1 vf 0 port_guid {OWN[0]}",
-        "link set dev ibs1 vf 0 state auto",
-    ]
+    settings = (f"node_guid {OWN[0]}", f"port_guid {OWN[0]}", "state auto")
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == [f"link set dev ibs1 vf 0 {setting}" for setting in settings]
     driver = tmp_path / "sys/bus/pci/drivers/mlx5_core"
     assert [(driver / name).read_text() for name in ("unbind", "bind")] == ["0000:3b:00.1\n", "0000:3b:00.1\n"]
     missing = boot_with(tmp_path, [*OWN, "02:00:00:00:00:00:00:01"])
@@ -190,6 +185,3 @@ def test_the_files_of_doca_s_driver_come_first_and_need_no_interface(infiniband,
     files = {path.name: path.read_text().strip() for path in (infiniband / "sriov/0").iterdir()}
     assert files == {"node": OWN[0], "port": OWN[0], "policy": "Follow"}
     assert not (tmp_path / "calls").exists()
-
-
-# --- networks of node_facts -------------------------------------------------------------------------------------------

@@ -27,10 +27,8 @@ def parts(tmp_path):
     folder = tmp_path / "wheels"
     folder.mkdir()
     wheels = {}
-    for name, files in {
-        "grpcio": {"grpc/__init__.py": "NAME = 'grpc'\n", "grpcio-1.dist-info/LICENSE": "free\n"},
-        "pip": {"pip/__init__.py": ""},
-    }.items():
+    packed = {"grpc/__init__.py": "NAME = 'grpc'\n", "grpcio-1.dist-info/LICENSE": "free\n"}
+    for name, files in (("grpcio", packed), ("pip", {"pip/__init__.py": ""})):
         path = folder / f"{name}-1-cp312-cp312-manylinux2014_x86_64.whl"
         with zipfile.ZipFile(path, "w") as archive:
             for inner, text in files.items():
@@ -72,15 +70,12 @@ def unpacked(path, folder):
 
 def test_the_image_is_the_base_with_one_layer_more(tmp_path, parts):
     manifest, config, files = read(build(tmp_path, parts))
-    assert manifest["RepoTags"] == [REFERENCE]
+    assert (manifest["RepoTags"], parts["asked"]) == ([REFERENCE], [("3.12", "x86_64")])
     assert config["config"]["Entrypoint"] == ["/bin/k8s-rdma-shared-dp"]
     assert config["config"]["Env"] == ["PATH=/usr/local/bin:/usr/bin:/bin"]
-    assert config["rootfs"]["diff_ids"] == [
-        f"sha256:{hashlib.sha256(files[name]).hexdigest()}" for name in manifest["Layers"]
-    ]
-    assert len(manifest["Layers"]) == 2
-    assert files[manifest["Layers"][0]] == layer(SLIM)
-    assert parts["asked"] == [("3.12", "x86_64")]
+    base, added = (files[name] for name in manifest["Layers"])
+    assert base == layer(SLIM)
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(data).hexdigest()}" for data in (base, added)]
 
 
 def test_the_program_runs_from_the_image(tmp_path, parts):
@@ -112,6 +107,7 @@ def without(*words):
 
 
 NO_PYTHON = "python3 in /usr/local/bin or /usr/bin"
+UNVERSIONED = {**without("python"), "usr/bin/python3": "python"}
 OWN = {**without("python"), "usr/bin/python3": "-> python3.8", "usr/bin/python3.8": "python"}
 
 
@@ -119,14 +115,12 @@ OWN = {**without("python"), "usr/bin/python3": "-> python3.8", "usr/bin/python3.
     ("files", "options", "wanted"),
     [
         pytest.param(without("python"), {}, NO_PYTHON, id="no python"),
-        pytest.param(
-            {**without("python"), "usr/bin/python3": "python"}, {}, NO_PYTHON, id="a python without a version"
-        ),
+        pytest.param(UNVERSIONED, {}, NO_PYTHON, id="a python without a version"),
         pytest.param(without("python3.12"), {}, NO_PYTHON, id="a link into nothing"),
         pytest.param(without("ld-linux"), {}, "ld-linux-x86-64.so.2", id="musl"),
-        pytest.param(without("libstdc"), {}, "libstdc++.so.6", id="no libstdc++"),
+        (without("libstdc"), {}, "libstdc++.so.6"),
         pytest.param(OWN, {}, "a Python that the lock has wheels for", id="an old python"),
-        pytest.param(SLIM, {"damaged": True}, f"layer {DIGEST}", id="a damaged layer"),
+        (SLIM, {"damaged": True}, f"layer {DIGEST}"),
     ],
 )
 def test_a_base_that_cannot_carry_the_plugin_is_refused_and_nothing_is_written(tmp_path, parts, files, options, wanted):
@@ -145,10 +139,8 @@ def test_missing_and_altered_wheels_are_listed_together(tmp_path, parts):
     parts["wheels"]["protobuf-1-py3-none-any.whl"] = {"name": "protobuf", "version": "1", "sha256": "0" * 64}
     with pytest.raises(Refused) as refused:
         build(tmp_path, parts)
-    assert [finding.object.rpartition("/")[2] for finding in refused.value.findings] == [
-        "grpcio-1-cp312-cp312-manylinux2014_x86_64.whl",
-        "protobuf-1-py3-none-any.whl",
-    ]
+    named = [finding.object.rpartition("/")[2] for finding in refused.value.findings]
+    assert named == [wheels[0].name, "protobuf-1-py3-none-any.whl"]
 
 
 def test_what_it_is_made_of_covers_the_plugin_and_its_wheels(tmp_path):
@@ -163,15 +155,12 @@ def test_what_it_is_made_of_covers_the_plugin_and_its_wheels(tmp_path):
 LOCKED = {"reference": REFERENCE, "base": "docker.io/library/python:3", "digests": {"index": DIGEST}}
 
 
-OTHER = f"sha256:{'2' * 64}"
+USERS = "registry.example.org:5000/debian:12"
 
 
 @pytest.mark.parametrize(
     ("given", "base", "digest"),
-    [
-        (None, "docker.io/library/python:3", DIGEST),
-        (f"registry.example.org:5000/debian:12@{OTHER}", "registry.example.org:5000/debian:12", OTHER),
-    ],
+    [(None, LOCKED["base"], DIGEST), (f"{USERS}@sha256:{'2' * 64}", USERS, f"sha256:{'2' * 64}")],
 )
 def test_the_base_is_the_locks_or_the_one_that_is_given_with_its_digest(given, base, digest):
     (row,) = bundle_lock.plugin_image(LOCKED, given, ["arm64"])

@@ -26,20 +26,21 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import devi
 
 ROOT = pathlib.Path(__file__).resolve().parents[5]
 LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
-NAMES = [f"rail{number}" for number in range(8)]
 # What a run wants of the device plugin on a node, as its plan takes it; tests override single keys.
 WANTED = {"present": True, "code": "c1", "stamp": "python 3.11\ngrpcio==1\n", "config": "{}\n", "unit": "[Unit]\n"}
 WANTED |= {"names": ["a"], "wheels_missing": [], "from_index": False, "migrate_allowed": None, "kubeconfig": None}
 
 
-def process(root, pid, program, *arguments, cgroup="0::/user.slice\n", config_text=None):
-    folder = root / f"proc/{pid}"
-    (folder / "root/k8s-rdma-shared-dev-plugin").mkdir(parents=True)
-    (folder / "exe").symlink_to(program)
-    (folder / "cmdline").write_text("\0".join(arguments) + "\0")
-    (folder / "cgroup").write_text(cgroup)
-    if config_text is not None:
-        (folder / "root/k8s-rdma-shared-dev-plugin/config.json").write_text(config_text)
+@pytest.fixture
+def process(tmp_path, put):
+    def run(pid, program, *arguments, cgroup="0::/user.slice\n", config_text=None):
+        put(f"proc/{pid}/cgroup", cgroup)
+        put(f"proc/{pid}/cmdline", "\0".join(arguments) + "\0")
+        (tmp_path / f"proc/{pid}/exe").symlink_to(program)
+        if config_text is not None:
+            put(f"proc/{pid}/root/k8s-rdma-shared-dev-plugin/config.json", config_text)
+
+    return run
 
 
 PLUGIN = "/bin/k8s-rdma-shared-dp"
@@ -50,14 +51,14 @@ POD = "0::/kubepods.slice/kubepods-burstable.slice/cri-containerd-1.scope\n"
 PYTHON, SITE = "/usr/bin/python3.11", "0::/system.slice/x.service\n"
 
 
-def test_plugins_are_seen_with_the_resources_of_the_config_they_were_started_with(tmp_path):
-    process(tmp_path, 10, PLUGIN, PLUGIN, cgroup=POD, config_text=LISTED)
-    process(tmp_path, 11, PYTHON, "/opt/p/bin/python3", "-I", PLUGIN, cgroup=POD, config_text=LISTED)
-    process(tmp_path, 12, PLUGIN, PLUGIN, "--config-file", "/etc/other.json", cgroup=SITE)
-    process(tmp_path, 13, PYTHON, "python3", "-I", "-B", planner.CODE, cgroup=f"0::/{planner.SERVICE}\n")
-    process(tmp_path, 14, PYTHON, "python3", "-I", PLUGIN, "check-config", "/c.json")
-    process(tmp_path, 15, "/usr/bin/vim", "vim", PLUGIN)
-    process(tmp_path, 16, "/usr/bin/k3s", "k3s")
+def test_plugins_are_seen_with_the_resources_of_the_config_they_were_started_with(tmp_path, process):
+    process(10, PLUGIN, PLUGIN, cgroup=POD, config_text=LISTED)
+    process(11, PYTHON, "/opt/p/bin/python3", "-I", PLUGIN, cgroup=POD, config_text=LISTED)
+    process(12, PLUGIN, PLUGIN, "--config-file", "/etc/other.json", cgroup=SITE)
+    process(13, PYTHON, "python3", "-I", "-B", planner.CODE, cgroup=f"0::/{planner.SERVICE}\n")
+    process(14, PYTHON, "python3", "-I", PLUGIN, "check-config", "/c.json")
+    process(15, "/usr/bin/vim", "vim", PLUGIN)
+    process(16, "/usr/bin/k3s", "k3s")
     found = {rival["pid"]: rival for rival in node.read(str(tmp_path))["rivals"]}
     known = {pid: (rival["kind"], rival["pod"], rival["names"]) for pid, rival in found.items()}
     ab = ["a", "b"]
@@ -108,30 +109,23 @@ def test_code_that_was_truncated_on_the_way_is_not_installed(folders):
     assert node.read(str(root))["code"] is None
 
 
-@pytest.fixture
-def root(tmp_path):
-    for path in (CONFIG, ENABLED):
-        (tmp_path / path[1:]).parent.mkdir(parents=True, exist_ok=True)
-    return tmp_path
-
-
 def test_eight_silent_sockets_take_no_longer_than_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's path holds 107 characters
     monkeypatch.setattr(ask.ask, "__defaults__", (1.0,))
-    listeners = []
-    for name in NAMES:
-        listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        listeners[-1].bind(f"{name}.sock")
-        listeners[-1].listen()
+    names = [f"rail{number}" for number in range(8)]
+    listeners = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _name in names]
+    for name, listener in zip(names, listeners):
+        listener.bind(f"{name}.sock")
+        listener.listen()
     begun = time.monotonic()
-    found = ask.ask_all({**dict.fromkeys(NAMES, SERVICE), "gone": SERVICE, "../up": SERVICE}, ["."])
+    found = ask.ask_all({**dict.fromkeys(names, SERVICE), "gone": SERVICE, "../up": SERVICE}, ["."])
     assert time.monotonic() - begun < 6
     for listener in listeners:
         listener.close()
-    assert [list(found[name]["sockets"]) for name in NAMES] == [[f"./{name}.sock"] for name in NAMES]
-    assert all("no answer within 1 s" in said for name in NAMES for said in found[name]["sockets"].values())
-    assert found["gone"] == {"sockets": {}, "by": SERVICE}
-    assert "../up" not in found
+    for name in names:
+        ((path, said),) = found.pop(name)["sockets"].items()
+        assert (path, "no answer within 1 s" in said) == (f"./{name}.sock", True)
+    assert found == {"gone": {"sockets": {}, "by": SERVICE}}
 
 
 DRA = "rdma.gpufabric.io-reg"
@@ -141,16 +135,18 @@ DRA = "rdma.gpufabric.io-reg"
     ("mode", "wanted"),
     [("", ["a", "b"]), (" -mode device-plugin", ["a", "b"]), (" -mode both", ["a", DRA]), (" -mode dra", [DRA])],
 )
-def test_what_is_served_over_dra_is_asked_for_at_the_drivers_socket(root, mode, wanted):
-    (root / ENABLED[1:]).symlink_to("../rdma-device-plugin.service")
-    (root / UNIT[1:]).write_text(f"[Service]\nExecStart=/venv/bin/python3 plugin.pyz -use-cdi{mode} -node-name n\n")
+def test_what_is_served_over_dra_is_asked_for_at_the_drivers_socket(tmp_path, put, mode, wanted):
+    put(UNIT, f"[Service]\nExecStart=/venv/bin/python3 plugin.pyz -use-cdi{mode} -node-name n\n")
+    link = put(ENABLED)
+    link.unlink()
+    link.symlink_to("../rdma-device-plugin.service")
     entries = [{"resourceName": "a"}, {"resourcename": "b", "API": "dra"}]
     if mode in ("", " -mode device-plugin"):
         entries[1].pop("API")
-    (root / CONFIG[1:]).write_text(json.dumps({"configList": entries}))
-    assert node.served(str(root)) == dict.fromkeys(wanted, SERVICE)
-    (root / ENABLED[1:]).unlink()
-    assert node.served(str(root)) == {}
+    put(CONFIG, json.dumps({"configList": entries}))
+    assert node.served(str(tmp_path)) == dict.fromkeys(wanted, SERVICE)
+    link.unlink()
+    assert node.served(str(tmp_path)) == {}
 
 
 @pytest.mark.parametrize("python", ["3.9", "3.12", "3.14"])
@@ -402,57 +398,36 @@ def test_rails_over_dra_with_the_resource_that_stands_for_each(resources, api, d
     assert rails(resources, api, dra_rails) == wanted
 
 
-def test_the_config_says_which_entries_are_of_dra_and_is_as_before_without():
-    assert not [item for item in config.entries("rails", FACTS["rails"]) if {"api", "rail"} & set(item)]
-    for api, chosen, wanted in (
-        ("both", [2], [(None, None), (None, None), ("dra", 2)]),
-        ("dra", [], [(None, 0), (None, 1), (None, 2)]),
-    ):
-        made = config.entries("rails", FACTS["rails"], api, chosen)
-        assert [(item.get("api"), item.get("rail")) for item in made] == wanted
-
-
-def test_software_hcas_only_where_the_entry_takes_them():
-    facts = {"hcas": [{"name": "rxe0", "pci": None, "netdevs": [{"name": "eth2", "type": "ether"}]}]}
-    chosen = {"selectors": {"ifNames": ["eth2"]}}
-    assert config.matching(chosen, facts) == []
-    assert config.matching({**chosen, "softwareDevices": True}, facts) == ["rxe0"]
-
-
-def by_kind(nodes, **settings):
-    made = dra.objects(nodes, {**SETTINGS, **settings})
-    found: dict = {}
-    for item in made:
-        found.setdefault(item["kind"], []).append(item)
-    return found
+def by_kind(nodes, kind, **settings):
+    return [item for item in dra.objects(nodes, {**SETTINGS, **settings}) if item["kind"] == kind]
 
 
 NODES = [{"name": "b.example", "rails": {0: "rdma/x", 1: "rdma/one"}}, {"name": "a", "rails": {0: "rdma/y"}}]
 
 
 def test_classes_one_for_any_rail_and_one_for_each():
-    made = {item["metadata"]["name"]: item["spec"] for item in by_kind(NODES)["DeviceClass"]}
+    made = {item["metadata"]["name"]: item["spec"] for item in by_kind(NODES, "DeviceClass")}
     assert list(made) == ["rail.rdma.gpufabric.io", "rail-0.rdma.gpufabric.io", "rail-1.rdma.gpufabric.io"]
     # The nodes do not agree on the name of rail 0.
     assert [spec.get("extendedResourceName") for spec in made.values()] == [None, None, "rdma/one"]
     (selector,) = made["rail-1.rdma.gpufabric.io"]["selectors"]
     assert selector["cel"]["expression"].endswith("device.attributes['rdma.gpufabric.io'].rail == 1")
-    assert not [one for one in by_kind(NODES, extended_resources=False)["DeviceClass"] if len(one["spec"]) > 1]
+    assert not [one for one in by_kind(NODES, "DeviceClass", extended_resources=False) if len(one["spec"]) > 1]
 
 
 def test_a_service_has_an_account_of_its_node_and_a_daemonset_one_for_all():
-    made = by_kind(NODES)
-    accounts = [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in made["ServiceAccount"]]
+    made = by_kind(NODES, "ServiceAccount")
+    accounts = [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in made]
     assert accounts == [("gpufabric-rdma", "rdma-device-plugin-a"), ("gpufabric-rdma", "rdma-device-plugin-b.example")]
-    (binding,) = made["ClusterRoleBinding"]
+    (binding,) = by_kind(NODES, "ClusterRoleBinding")
     assert [(one["namespace"], one["name"]) for one in binding["subjects"]] == accounts
-    in_pods = by_kind(NODES, in_pods=True, namespace="kube-system")
-    assert [item["metadata"]["name"] for item in in_pods["ServiceAccount"]] == ["rdma-device-plugin"]
-    assert "Namespace" not in in_pods
+    in_pods = {"in_pods": True, "namespace": "kube-system"}
+    (account,) = by_kind(NODES, "ServiceAccount", **in_pods)
+    assert (account["metadata"]["name"], by_kind(NODES, "Namespace", **in_pods)) == ("rdma-device-plugin", [])
 
 
 def test_rights_are_those_and_no_more():
-    (role,) = by_kind(NODES)["ClusterRole"]
+    (role,) = by_kind(NODES, "ClusterRole")
     assert {(rule["resources"][0], *rule["verbs"]) for rule in role["rules"]} == {
         ("resourceslices", "get", "list", "watch", "create", "update", "patch", "delete"),
         ("resourceclaims", "get"),

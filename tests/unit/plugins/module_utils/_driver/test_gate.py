@@ -1,7 +1,4 @@
-"""The change gate as a table: a captured or composed node, what is laid over it, and the answer that it must give.
-
-Every row goes the whole way: files -> facts and risks -> decision.
-"""
+"""The change gate as a table: what is laid over a node; each row goes from files over facts and risks to a decision."""
 
 from __future__ import annotations
 

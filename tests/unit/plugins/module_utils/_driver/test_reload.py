@@ -58,11 +58,8 @@ def test_openibd_reloads_its_own_stack(tmp_path):
     kernel = Kernel(tmp_path, *STACK, "nvidia_peermem")
     kernel.write("/etc/init.d/openibd", "#!/bin/bash")
     reload(kernel.tree, kernel.run)
-    assert kernel.calls == [
-        "modprobe --remove nvidia_peermem",
-        "systemctl restart openibd.service",
-        "modprobe nvidia_peermem",
-    ]
+    around = ("modprobe --remove nvidia_peermem", "modprobe nvidia_peermem")
+    assert kernel.calls == [around[0], "systemctl restart openibd.service", around[1]]
 
 
 def test_a_module_that_is_held_ends_the_reload_with_everything_loaded_again(tmp_path):
@@ -75,21 +72,24 @@ def test_a_module_that_is_held_ends_the_reload_with_everything_loaded_again(tmp_
     assert all(kernel.tree.isdir(f"/sys/module/{name}") for name in STACK)
 
 
+NUMVFS, VF_MAC = (f"/sys/bus/pci/devices/0000:3b:00.0/{name}" for name in ("sriov_numvfs", "sriov/0/mac"))
+SETTINGS = ["ip link set dev new0 mtu 9000", "ip link set dev new0 up", "ip address replace 198.18.0.1/24 dev new0"]
 SAVED = {
     "netdevs": [{"name": "old0", "mac": MAC, "mtu": 9000, "up": True, "addresses": ["198.18.0.1/24", "fe80::1/64"]}],
     "virtual_functions": [{"address": "0000:3b:00.0", "enabled": 2, "settings": [{"mac": "02:00:00:00:00:01"}, {}]}],
 }
 
 
+NO_VFS = {**SAVED, "virtual_functions": []}
+
+
 def test_what_is_as_it_was_is_left_alone(tmp_path):
     kernel = Kernel(tmp_path)
     kernel.interface("new0", mtu="9000", flags="0x1003")
-    kernel.write("/sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs", "2")
-    kernel.write("/sys/bus/pci/devices/0000:3b:00.0/sriov/0/mac", "02:00:00:00:00:01")
-    assert [" ".join(command.argv) for command in restoration(kernel.tree, SAVED, {MAC: "new0"})] == [
-        "ip address replace 198.18.0.1/24 dev new0"
-    ]
-    assert restoration(kernel.tree, {**SAVED, "virtual_functions": []}, {MAC: None}) == []
+    kernel.write(NUMVFS, "2")
+    kernel.write(VF_MAC, "02:00:00:00:00:01")
+    assert [" ".join(command.argv) for command in restoration(kernel.tree, SAVED, {MAC: "new0"})] == SETTINGS[2:]
+    assert restoration(kernel.tree, NO_VFS, {MAC: None}) == []
 
 
 def test_a_name_counts_once_it_has_settled(tmp_path):
@@ -98,32 +98,21 @@ def test_a_name_counts_once_it_has_settled(tmp_path):
 
     def sleep(_seconds):
         shutil.rmtree(tmp_path / "sys/class/net", ignore_errors=True)
-        name = next(names, "enp59s0")
-        kernel.interface(name)
+        kernel.interface(next(names, "enp59s0"))
 
     assert wait_for(kernel.tree, [MAC], -1, sleep) == {MAC: None}
     assert wait_for(kernel.tree, [MAC], 60, sleep) == {MAC: "enp59s0"}
 
 
-NUMVFS = "/sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs"
-SETTINGS = ["ip link set dev new0 mtu 9000", "ip link set dev new0 up", "ip address replace 198.18.0.1/24 dev new0"]
-
-
-def facts_of(kernel, agree):
-    part = {"flavor": "doca", "version": "25.10", "srcversion": "A"}
-    driver = {"agree": agree, "loaded": part, "on_disk": part}
-    return {"driver": driver, "unfinished": unfinished.names(kernel.tree)}
-
-
-def again(kernel, given=None, agree=True, timeout=-1):
+def again(kernel, given=None, agree=True):
     """One run of the module on the node; the commands that it ran, and what it could not do."""
-    kernel.calls = []
-    changes = plan(facts_of(kernel, agree), given is not None).changes
+    kernel.calls, part = [], {"flavor": "doca", "version": "25.10", "srcversion": "A"}
+    facts = {"driver": {"agree": agree, "loaded": part, "on_disk": part}, "unfinished": unfinished.names(kernel.tree)}
+    changes = plan(facts, given is not None).changes
     try:
-        done = list(driver_reload.apply(changes, given, timeout, kernel.run, str(kernel.root)))
+        assert list(driver_reload.apply(changes, given, -1, kernel.run, str(kernel.root))) == changes
     except Refused as refused:
         return kernel.calls, [finding.object for finding in refused.findings]
-    assert done == changes
     return kernel.calls, []
 
 
@@ -141,33 +130,31 @@ def test_a_vf_write_that_fails_loses_nothing(kernel):
     assert calls[-3:] == SETTINGS, "what can be restored is"
     (kernel.root / NUMVFS.lstrip("/")).rmdir()
     kernel.write(NUMVFS, "0")
-    kernel.write("/sys/bus/pci/devices/0000:3b:00.0/sriov/0/mac", "00:00:00:00:00:00")
+    kernel.write(VF_MAC, "00:00:00:00:00:00")
 
     # Memory and disk agree by now, and the gate has nothing to say: any later run restores.
     calls, failed = again(kernel)
     assert (calls, failed) == (SETTINGS, [])
     assert kernel.tree.read(NUMVFS) == "2"
-    assert kernel.tree.read("/sys/bus/pci/devices/0000:3b:00.0/sriov/0/mac") == "02:00:00:00:00:01"
+    assert kernel.tree.read(VF_MAC) == "02:00:00:00:00:01"
     assert again(kernel) == ([], [])
     assert unfinished.names(kernel.tree) == []
 
 
 def test_a_nic_that_comes_late_gets_its_settings_from_the_next_run(kernel):
-    given = {**SAVED, "virtual_functions": []}
     shutil.rmtree(kernel.root / "sys/class/net")
-    _calls, failed = again(kernel, given, agree=False)
+    _calls, failed = again(kernel, NO_VFS, agree=False)
     assert failed == ["interfaces old0"]
     kernel.interface("new0")
     assert again(kernel) == (SETTINGS, [])
 
 
 def test_the_first_record_is_how_the_node_was(kernel):
-    given = {**SAVED, "virtual_functions": []}
     kernel.held = ("ib_core",)
-    assert again(kernel, given, agree=False)[1] == ["module ib_core"]
+    assert again(kernel, NO_VFS, agree=False)[1] == ["module ib_core"]
     kernel.held = ()
-    bare = {"netdevs": [{**SAVED["netdevs"][0], "mtu": 1500, "up": False, "addresses": []}], "virtual_functions": []}
-    calls, failed = again(kernel, bare, agree=False)
+    bare = {**SAVED["netdevs"][0], "mtu": 1500, "up": False, "addresses": []}
+    calls, failed = again(kernel, {**NO_VFS, "netdevs": [bare]}, agree=False)
     assert (calls[-3:], failed) == (SETTINGS, [])
 
 

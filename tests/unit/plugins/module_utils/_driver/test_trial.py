@@ -74,11 +74,8 @@ def test_a_downgrade_fetches_the_version_that_would_be_installed(there, tmp_path
     """Both versions are known to apt, the newer is installed; each part of the trial has to mean the older."""
     installed = pathlib.Path("/var/lib/dpkg/status").read_text()
     depends = f"Depends: {BASE} (= {SECOND})\n"
-    for package, version, more in (
-        ("dkms", "3.0.10-8", ""),
-        (BASE, SECOND, "Depends: dkms\n"),
-        ("doca-ofed", "3.3.0-044000", depends),
-    ):
+    newer = (("dkms", "3.0.10-8", ""), (BASE, SECOND, "Depends: dkms\n"), ("doca-ofed", "3.3.0-044000", depends))
+    for package, version, more in newer:
         installed += (
             f"\nPackage: {package}\nStatus: install ok installed\nPriority: optional\nMaintainer: x <x@test.invalid>\n"
             f"Architecture: all\nVersion: {version}\n{more}Description: x\n"
@@ -144,7 +141,6 @@ echo 'PACKAGE_NAME="mlnx-ofa_kernel"' > %{{buildroot}}/usr/src/mlnx-ofa_kernel-2
 /usr/src/mlnx-ofa_kernel-25.10
 """
 REMOVES = """Installing:
- doca-ofed          x86_64   3.2.3-019000       gpufabric-rdma-driver      10 k
 Removing:
  mlnx-tools         noarch   24.10              @mlnx                      1 M
 Removing dependent packages:
@@ -156,26 +152,32 @@ Operation aborted.
 
 
 @pytest.fixture(scope="session")
-def rpms(tmp_path_factory):
-    """(two keys, {signed, unsigned, cut: cache folder}): the base package signed by the first key, and not."""
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    made = [stack.Key(folder / name, f"{name} <{name}@test.invalid>", "rsa3072") for name in ("one", "other")]
+    yield made
+    for key in made:
+        key.close()
+
+
+@pytest.fixture(scope="session")
+def rpms(tmp_path_factory, pair):
+    """{signed, unsigned, cut: cache folder}: the base package signed by the first key, and not."""
     needs("gpg", "rpmbuild", "rpmsign", "rpmkeys", "rpm2cpio", "cpio")
     folder = tmp_path_factory.mktemp("rpm")
     (folder / "base.spec").write_text(SPEC)
     assert run(["rpmbuild", "-bb", "--define", f"_topdir {folder}/top", str(folder / "base.spec")])[0] == 0
     (built,) = folder.glob("top/RPMS/*/*.rpm")
-    keys = [stack.Key(folder / name, f"{name} <{name}@test.invalid>", "rsa3072") for name in ("one", "other")]
     caches = {name: folder / f"{name}/gpufabric-rdma-driver-0123/packages" for name in ("signed", "unsigned", "cut")}
     for cache in caches.values():
         cache.mkdir(parents=True)
         shutil.copy(built, cache)
-    identity = {"__gpg": shutil.which("gpg"), "_gpg_name": keys[0].fingerprint, "_gpg_path": keys[0].home}
+    identity = {"__gpg": shutil.which("gpg"), "_gpg_name": pair[0].fingerprint, "_gpg_path": pair[0].home}
     given = [word for name, value in identity.items() for word in ("--define", f"{name} {value}")]
     (signed,), (cut,) = (list(caches[name].iterdir()) for name in ("signed", "cut"))
-    assert run(["rpmsign", *given, "--addsign", str(signed)], {"GNUPGHOME": str(keys[0].home)})[0] == 0
+    assert run(["rpmsign", *given, "--addsign", str(signed)], {"GNUPGHOME": str(pair[0].home)})[0] == 0
     cut.write_bytes(signed.read_bytes()[:2000])
-    yield keys, {name: str(path.parents[1]) for name, path in caches.items()}
-    for key in keys:
-        key.close()
+    return {name: str(path.parents[1]) for name, path in caches.items()}
 
 
 def dnf_trial(cache="/nowhere", out="", error="", etc="/nowhere"):
@@ -199,12 +201,11 @@ def rpm_wanted(key=None, **more):
     return {"flavor": "doca", "version": "3.2.3", "sha256": {}, "repository": repository}
 
 
-def test_a_package_signed_by_the_key_is_built_on_trial_beside_the_nodes_repositories(rpms, tmp_path):
-    keys, caches = rpms
+def test_a_package_signed_by_the_key_is_built_on_trial_beside_the_nodes_repositories(rpms, pair, tmp_path):
     (tmp_path / "baseos.repo").write_text("[baseos]\n")
     (tmp_path / "gpufabric-rdma-driver.repo").write_text("[old]\n")
-    with dnf_trial(caches["signed"], etc=str(tmp_path)) as trial:
-        exact, archives = trial.resolve(rpm_wanted(keys[0]), ["doca-ofed"], ["dkms"], False)
+    with dnf_trial(rpms["signed"], etc=str(tmp_path)) as trial:
+        exact, archives = trial.resolve(rpm_wanted(pair[0]), ["doca-ofed"], ["dkms"], False)
         trial.build(archives, ["5.14.0-570.el9.x86_64"], "x86_64")
         folder = pathlib.Path(trial.directory)
         assert (folder / "root/usr/src/mlnx-ofa_kernel-25.10/dkms.conf").exists()
@@ -215,15 +216,14 @@ def test_a_package_signed_by_the_key_is_built_on_trial_beside_the_nodes_reposito
 
 
 @pytest.mark.parametrize(("package", "key"), [("signed", 1), ("unsigned", 0)])
-def test_another_signature_or_none_stops_it(rpms, package, key):
-    keys, caches = rpms
-    with dnf_trial(caches[package]) as trial, pytest.raises(Refused) as caught:
-        trial.resolve(rpm_wanted(keys[key]), ["doca-ofed"], [], False)
-    assert caught.value.findings[0].wanted == f"signed by the key {keys[key].fingerprint}"
+def test_another_signature_or_none_stops_it(rpms, pair, package, key):
+    with dnf_trial(rpms[package]) as trial, pytest.raises(Refused) as caught:
+        trial.resolve(rpm_wanted(pair[key]), ["doca-ofed"], [], False)
+    assert caught.value.findings[0].wanted == f"signed by the key {pair[key].fingerprint}"
 
 
 def test_a_truncated_package_is_no_rpm(rpms):
-    with dnf_trial(rpms[1]["cut"]) as trial, pytest.raises(Refused) as caught:
+    with dnf_trial(rpms["cut"]) as trial, pytest.raises(Refused) as caught:
         trial.build(trial.resolve(rpm_wanted(trusted=True), ["doca-ofed"], [], False)[1], [], "x86_64")
     assert caught.value.findings[0].wanted == "a package that can be unpacked"
 
@@ -247,15 +247,6 @@ pytestmark = pytest.mark.skipif(not GPG, reason="not verified: no gpg on this ma
 def program(argv, stdin=None):
     done = subprocess.run(argv, capture_output=True, input=stdin, text=stdin is None, check=False)
     return done.returncode, done.stdout, done.stderr
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("keys")
-    made = [stack.Key(folder / name, f"{name} <{name}@test.invalid>") for name in ("one", "other")]
-    yield made
-    for key in made:
-        key.close()
 
 
 def armored(data: bytes) -> str:

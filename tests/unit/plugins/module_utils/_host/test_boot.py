@@ -59,7 +59,7 @@ options $kernelopts $tuned_params
 
 
 @pytest.fixture
-def node(tmp_path):
+def node(tmp_path, put):
     """Writes files {path: text} and returns what the gate says; kernels that are whole are given by version."""
 
     def lay_out(files: dict, whole=()) -> tuple[str, list]:
@@ -68,8 +68,7 @@ def node(tmp_path):
             files = {**{f"boot/{name}": "x" for name in names}, f"lib/modules/{version}/modules.dep": "x", **files}
         for path, text in files.items():
             if text is not None:
-                (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / path).write_text(text)
+                put(path, text)
         findings, unknown = boot.judge(Tree(tmp_path))
         return "\n".join(f"{found.object}: {found.seen}" for found in findings), unknown
 

@@ -7,7 +7,6 @@ import ipaddress
 import re
 
 import pytest
-import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import capture
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
@@ -25,28 +24,26 @@ def again(fixture, target):
 
 def originals(fixture):
     """Every notation of every MAC, GUID, address and id of a node, found without the code under test."""
-    contents = {**fixture["files"], "addresses": str(fixture["seams"].get("addresses"))}
-    found = set()
-    for path, text in contents.items():
+    addresses = fixture["seams"].get("addresses") or {}
+    found = {ipaddress.ip_interface(address).ip for own in addresses.values() for address in own}
+    found = {
+        word for ip in found for word in (str(ip), ip.packed.hex(), f"{ip.packed.hex()[:4]}:{ip.packed.hex()[4:]}")
+    }
+    for path, text in fixture["files"].items():
         found.update(re.findall(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", text))
         if path.endswith("/address"):
             octets = text.split(":")[-8:]
             found.update((text, "".join(octets)))
             if len(octets) == 6:
-                flipped = f"{int(octets[0], 16) ^ 2:02x}"
-                eui64 = ":".join((flipped + octets[1], octets[2] + "ff", "fe" + octets[3], octets[4] + octets[5]))
-                found.update((eui64, eui64.replace(":", "")))
+                eui64 = [f"{int(octets[0], 16) ^ 2:02x}", *octets[1:3], "ff", "fe", *octets[3:]]
+                found.update(("".join(eui64), ":".join(a + b for a, b in zip(eui64[::2], eui64[1::2]))))
         if path.endswith(("/node_guid", "/sys_image_guid")):
             found.update((text, text.replace(":", "")))
         if path == "/proc/net/if_inet6":
-            for digits in (line.split()[0] for line in text.splitlines()):
-                found.update((digits, str(ipaddress.IPv6Address(int(digits, 16)))))
+            digits = [line.split()[0] for line in text.splitlines()]
+            found.update((*digits, *(str(ipaddress.IPv6Address(int(word, 16))) for word in digits)))
         if path == "/proc/net/route":
             found.update(word for line in text.splitlines()[1:] for word in line.split()[1:3])
-    for addresses in (fixture["seams"].get("addresses") or {}).values():
-        for address in addresses:
-            host = ipaddress.ip_interface(address).ip
-            found.update((str(host), host.packed.hex(), f"{host.packed.hex()[:4]}:{host.packed.hex()[4:]}"))
     trivial = re.compile(r"[0:]*|ff[:f]*|.*00000000$")
     return {text for text in found if not trivial.fullmatch(text) and text not in NEVER_SECRET}
 
@@ -58,9 +55,7 @@ def test_the_same_facts_come_back_scrubbed_and_no_original_survives(name, tmp_pa
     assert again(captured, tmp_path) == scrubber.apply(facts)
     if fixture["provenance"]["kind"] == "captured":
         return  # it holds replacements already, and a second capture may choose the same ones
-    text = report_files.capture_text(captured).lower()
-    binary = yaml.safe_load(text).get("binary") or {}
-    text += "".join(base64.b64decode(data).decode("latin-1") for data in binary.values())
+    text = everything(captured).lower()
     wanted = [word.lower() for word in originals(fixture)]
     assert len(wanted) > 5
     assert [word for word in wanted if re.search(rf"(?<![0-9a-f]){re.escape(word)}(?![0-9a-f])", text)] == []
@@ -123,12 +118,17 @@ PLANTS = [
 ]
 
 
+PARTS = r"[a-zA-Z]+\d+x\d+z\w*|jane\.\w+|10\.20[01]\.\d+\.\d|ee-[0-9a-f]{2}-77|2001:db8:77:[0-9a-f]+::\d|[0-9a-f]{32}"
+
+
 def telling(secret):
-    return re.findall(
-        r"[a-zA-Z]+\d+x\d+z\w*|jane\.\w+|10\.20[01]\.\d+\.\d|ee-[0-9a-f]{2}-77|2001:db8:77:[0-9a-f]+::\d|[0-9a-f]{32}|"
-        r"0123abc[de][-0-9a-f]+",
-        secret,
-    )
+    return re.findall(rf"{PARTS}|0123abc[de][-0-9a-f]+", secret)
+
+
+def everything(captured):
+    """What a captured file says, its binary parts too."""
+    binary = (captured.get("binary") or {}).values()
+    return report_files.capture_text(captured) + "".join(base64.b64decode(data).decode("latin-1") for data in binary)
 
 
 @pytest.mark.parametrize("name", ["gh200-cx7-roce", "exclusive-netns-foreign-file", "a100-8x-cx6"])
@@ -142,9 +142,7 @@ def test_no_secret_that_someone_wrote_into_a_file_survives(name, tmp_path):
     fixture["links"].pop("/etc/os-release", None)
     root = tree.lay_out(fixture, tmp_path / "node")
     captured, facts, scrubber = capture(str(root), name)
-    text = str(tree.expand(captured)) + "".join(
-        base64.b64decode(data).decode("latin-1") for data in (captured.get("binary") or {}).values()
-    )
+    text = str(tree.expand(captured)) + everything(captured)
     assert all(telling(secret) for _path, secret in PLANTS)
     assert [(path, part) for path, kind in PLANTS for part in telling(kind) if part.lower() in text.lower()] == []
     assert again(captured, tmp_path) == scrubber.apply(facts)
@@ -160,14 +158,18 @@ def test_names_and_addresses_of_namespaces_units_pods_and_the_machine_are_replac
     files["/proc/2344/cgroup"] = f"0::/kubepods.slice/{pod}/cri-containerd-{'ab12' * 16}.scope"
     for host in ("babbeefffea75cd4", "0000000000000053"):
         files["/proc/net/if_inet6"] += f"\n20010db8beef0001{host} 02 40 00 00 eno1"
-    fixture["seams"]["addresses"] |= {"eno1": ["203.0.113.66/26", "10.20.30.40/8"], "enp59s0np0": ["10.20.99.1/24"]}
+    addresses = {"eno1": ["203.0.113.66/26", "10.20.30.40/8"], "enp59s0np0": ["10.18.0.1/24", "10.20.99.1/24"]}
+    fixture["seams"]["addresses"] |= addresses
     node_desc = next(path for path in files if path.endswith("/node_guid")).replace("node_guid", "node_desc")
     files[node_desc] = "acme-gpu-17 HCA-1"
     captured, facts, scrubber = capture(str(tree.lay_out(fixture, tmp_path / "node")), "a")
-    secrets = ("acme", "3f9c1b7e", "ab12ab12", "beef", "203.0.113.66", "10.20.30.40", "10.20.99.1")
+    secrets = ("acme", "3f9c1b7e", "ab12ab12", "beef", "203.0.113.66", "10.20.30.40", "10.18.0.1", "0a12")
     assert [secret for secret in secrets if secret in report_files.capture_text(captured)] == []
     found = again(captured, tmp_path)
     assert found == scrubber.apply(facts)
+    netdev, port = found["hcas"][0]["netdevs"][0], found["hcas"][0]["ports"][0]
+    mapped = ipaddress.IPv6Address(port["gids"][2]["gid"]).ipv4_mapped
+    assert mapped in [ipaddress.ip_interface(address).ip for address in netdev["addresses"]], "relations survive"
     namespaces = found["subsystem"]["namespaces"]
     units = [owner["unit"] for namespace in namespaces for owner in namespace["owners"]]
     assert any(re.fullmatch(r"unit-\d+\.service", unit or "") for unit in units)

@@ -132,9 +132,7 @@ BLOCKED = {**LOADED, "blocked_by": [{"path": "/etc/modprobe.d/x.conf", "line": 1
         pytest.param("peermem", {}, NOT_THERE, [f"module {PEERMEM}"], None, id="asked for and not there"),
         pytest.param("auto", {"mode": "peermem"}, BLOCKED, [], "/etc/modprobe.d/x.conf:1", id="blocked"),
         pytest.param("off", {}, LOADED, [], "nothing is unloaded", id="nothing is unloaded"),
-        pytest.param(
-            "auto", {"verdict": "stub.", "action": "rebuild"}, LOADED, [], "rebuild", id="the doctor's advice"
-        ),
+        ("auto", {"verdict": "stub.", "action": "rebuild"}, LOADED, [], "rebuild"),
     ],
 )
 def test_what_is_said_of_peermem(facts, choice, gpudirect, peermem, findings, note):
@@ -193,9 +191,8 @@ def modules(node, built):
     """Puts ib_core of one build and nvidia-peermem of another; returns the node."""
 
     def put(core, client, where=OFED, ending=""):
-        return node.module(built[core] / "ib_core.ko", where + ending).module(
-            built[client] / "nvidia-peermem.ko", DKMS + ending
-        )
+        node.module(built[core] / "ib_core.ko", where + ending)
+        return node.module(built[client] / "nvidia-peermem.ko", DKMS + ending)
 
     return put
 

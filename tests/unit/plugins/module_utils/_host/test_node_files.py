@@ -12,6 +12,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_f
 from ansible_collections.gpufabric.rdma.plugins.modules import node_files
 from ansible_collections.gpufabric.rdma.tests.tools import running
 
+CONF = "/etc/a.conf"
 UNIT = "/etc/systemd/system/a.service"
 LINK = "/etc/systemd/system/multi-user.target.wants/a.service"
 EXCLUSIVE = {"directory": "/etc/cni/net.d", "suffixes": [".conf"], "keep": ["00-multus.conf"], "allowed": None}
@@ -37,12 +38,10 @@ def wanted() -> dict:
 
 @pytest.fixture
 def settled() -> dict:
+    known = {"mode": "0644", "mtime": 100}
+    files = {CONF: {"content": "a\n", **known}, UNIT: {"content": "[Unit]\n", **known}, "/etc/old.conf": None}
     return {
-        "files": {
-            "/etc/a.conf": {"content": "a\n", "mode": "0644", "mtime": 100},
-            UNIT: {"content": "[Unit]\n", "mode": "0644", "mtime": 100},
-            "/etc/old.conf": None,
-        },
+        "files": files,
         "secrets": {"/etc/token": {"content": "hush\n", "mode": "0600"}},
         "links": {LINK: "../a.service"},
         "units": {"a.service": {"active": True, "started": 100}},
@@ -57,7 +56,6 @@ def shown(made) -> list:
     return [(change.object, change.action) for change in made.changes]
 
 
-CONF = "/etc/a.conf"
 STOPPED, LEFT = {"active": False, "started": None}, {"content": "", "mode": "0644"}
 
 
@@ -101,14 +99,9 @@ def test_a_secret_without_content_is_reported_and_never_touched(settled, wanted)
 
 def test_a_unit_that_is_not_wanted_any_more_is_stopped_before_its_file_goes(settled, wanted):
     wanted["units"][0]["present"] = False
-    wanted["files"] = []
-    wanted["absent"] = [UNIT, "/etc/a.conf"]
-    assert shown(planner.plan(settled, wanted)) == [
-        ("a.service", "stop"),
-        (LINK, "unlink"),
-        (UNIT, "remove"),
-        ("/etc/a.conf", "remove"),
-    ]
+    wanted |= {"files": [], "absent": [UNIT, CONF]}
+    stopped = [("a.service", "stop"), (LINK, "unlink"), (UNIT, "remove"), (CONF, "remove")]
+    assert shown(planner.plan(settled, wanted)) == stopped
 
 
 @pytest.mark.parametrize(
@@ -128,8 +121,7 @@ def test_a_module_that_the_kernel_lacks_stops_and_where_no_kernel_may_be_touched
     assert [finding.object for finding in planner.plan(settled, wanted).findings] == ["module br_netfilter"]
     settled.update(offline="it is a tree of files", units=None, modules={"br_netfilter": "absent"}, sysctls={})
     made = planner.plan(settled, wanted)
-    assert made.changes == []
-    assert len(made.not_verified) == 3
+    assert (made.changes, len(made.not_verified)) == ([], 3)
 
 
 def call(root, check=False, **options):
@@ -171,37 +163,30 @@ def test_nothing_is_written_while_consent_is_missing(tmp_path, wanted):
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["87-podman.conf"]
 
 
-class Recorder:
-    def __init__(self, failing=()):
-        self.calls, self._failing = [], failing
+def applied(root, changes, failing=""):
+    """The programs that are run to carry out changes; one of them may refuse."""
+    ran = []
 
-    def __call__(self, argv):
-        self.calls.append(argv)
-        return (1, "", "no") if argv[1] in self._failing else (0, "", "")
+    def run(argv):
+        ran.append(" ".join(argv))
+        return (1, "", "no") if argv[1] == failing else (0, "", "")
+
+    wanted = {"files": [{"path": UNIT, "mode": "0644"}], "secrets": []}
+    assert list(node_files.apply(changes, wanted, str(root), run, live=True))
+    return ran
 
 
 def test_systemd_reads_its_units_before_one_is_started(tmp_path):
-    run = Recorder()
-    changes = [
-        Change("a.service", "restart", "", ""),
-        Change(UNIT, "write", "", "[Unit]\n"),
-        Change("module br_netfilter", "load", "", ""),
-    ]
-    wanted = {"files": [{"path": UNIT, "mode": "0644"}], "secrets": []}
-    assert len(list(node_files.apply(changes, wanted, str(tmp_path), run, live=True))) == 3
-    assert run.calls == [
-        ["modprobe", "--", "br_netfilter"],
-        ["systemctl", "daemon-reload"],
-        ["systemctl", "restart", "a.service"],
-    ]
+    steps = (("a.service", "restart", ""), (UNIT, "write", "[Unit]\n"), ("module br_netfilter", "load", ""))
+    changes = [Change(thing, action, "", after) for thing, action, after in steps]
+    reloaded = ["modprobe -- br_netfilter", "systemctl daemon-reload", "systemctl restart a.service"]
+    assert applied(tmp_path, changes) == reloaded
 
 
 @pytest.mark.parametrize("failing", ["daemon-reload", "start"])
 def test_a_systemd_that_refuses_is_reported(tmp_path, failing):
-    nothing = {"files": [], "secrets": []}
-    start = [Change("a.service", "start", "", "")]
     with pytest.raises(Refused, match=failing):
-        list(node_files.apply(start, nothing, str(tmp_path), Recorder([failing]), live=True))
+        applied(tmp_path, [Change("a.service", "start", "", "")], failing)
 
 
 def test_units_are_asked_about_in_one_call():

@@ -1,9 +1,7 @@
 """Every kubectl call of a full verification, cut off at a random byte or timed out: asked again, then not verified.
 
-One verdict is allowed: an API server that never tells the state of its cluster is itself a failed check.
-
-The double of kubectl answers in this process, so that a case takes milliseconds. A case breaks one call, once or each
-time it is made; its own effect on the cluster may have come about by then or not.
+One verdict is allowed: an API server that never tells the state of its cluster is itself a failed check. A case breaks
+one call, once or each time it is made; its own effect on the cluster may have come about by then or not.
 """
 
 from __future__ import annotations
@@ -14,9 +12,9 @@ import io
 import json
 import random
 import threading
+import types
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster as kube_cluster
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl as client
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_traffic, running_pods
@@ -24,6 +22,8 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as test_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
+
+pytestmark = pytest.mark.usefixtures("short_names")
 
 OUTPUT = tree.texts("output")
 ROCE = (OUTPUT / "pod-roce.txt").read_text()
@@ -110,25 +110,17 @@ class Broken(client.Kubectl):
         other = pod[:-1] + ("1" if pod.endswith("2") else "2")
         self.dead.discard(other)
         if not self.hit(words):
-            return Server(None, pod_traffic.STARTED.encode())
+            return server(None, pod_traffic.STARTED.encode())
         self.dead.add(other)
-        return Server(
-            {"cut": 0, "reset": 1}.get(self.fault[1], -9), b"error: unexpected EOF" * (self.fault[1] == "reset")
-        )
+        how = self.fault[1]
+        return server({"cut": 0, "reset": 1}.get(how, -9), b"error: unexpected EOF" * (how == "reset"))
 
 
-class Server:
-    def __init__(self, status, said):
-        self.status, self.said = status, said
-
-    def poll(self):
-        return self.status
-
-    def terminate(self):
-        pass
-
-    def communicate(self, timeout=None):
-        return self.said, None
+def server(status, said):
+    """A server's exec, as far as its callers look at it."""
+    return types.SimpleNamespace(
+        poll=lambda: status, terminate=lambda: None, communicate=lambda timeout=None: (said, None)
+    )
 
 
 def planted(tmp_path, bad=False):
@@ -174,11 +166,6 @@ def verified(state, clock, monkeypatch, fault=None, user_pod=None):
 
 def statuses(checks):
     return {(host, item["id"], item["object"]): item["status"] for host, item in checks}
-
-
-@pytest.fixture(autouse=True)
-def resource_names(monkeypatch):
-    monkeypatch.setattr(config, "NAME", "rail{index}")
 
 
 def cases(said):

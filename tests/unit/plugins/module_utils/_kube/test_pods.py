@@ -7,7 +7,6 @@ import json
 import subprocess
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config as device_plugin_config
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl, node_tools, pod_probe, pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -15,13 +14,9 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
+pytestmark = pytest.mark.usefixtures("short_names")
+
 ROCE = (tree.texts("output") / "pod-roce.txt").read_text()
-
-
-@pytest.fixture(autouse=True)
-def resource_names(monkeypatch):
-    """Short names, whatever the device plugin calls its resources."""
-    monkeypatch.setattr(device_plugin_config, "NAME", "rail{index}")
 
 
 def rail(index=0, kind="pci", layer="Ethernet"):
@@ -85,12 +80,28 @@ def running(**changes):
     return {**known, **changes}
 
 
+def test_the_answer_of_a_pod_is_read_as_data():
+    answer = pod_probe.parse(ROCE)
+    assert {**answer, "addresses": answer["addresses"]["net1"], "links": answer["links"]["net1"]}.items() >= {
+        "missing": {},
+        "user": 1000,
+        "ipc_lock": False,
+        "addresses": ["10.56.0.2/24"],
+        "links": {"parent": 5, "kind": "macvlan", "mtu": 9000},
+        "drivers": {"eth0": "veth", "net1": "macvlan"},
+        "devices": ["rdma_cm", "umad0", "uverbs0"],
+        "ibstat": {"mlx5_0": {1: ("Active", "LinkUp")}},
+        "registered": {"mlx5_0": {"code": 0, "bytes": 16388 * 1024, "said": ""}},
+    }.items()
+    assert answer["routes"][0] == {"destination": "default", "gateway": "10.42.0.1", "netdev": "eth0"}
+    assert kube_pods.gid_index(answer["gids"], "mlx5_0", "10.56.0.2") == 7
+
+
 def test_what_is_missing_or_broken_off_is_none_and_says_so():
     answer = pod_probe.parse("@@ user\n0\n@@= 0\n@@ verbs\nsh: ibv_devinfo: not found\n@@= 127\n@@ routes\ndefault via")
     assert answer["missing"]["verbs"] == "the tool is missing"
     assert "was cut off" in answer["missing"]["routes"]
-    assert answer["verbs"] == {}
-    assert answer["ibstat"] == {}
+    assert answer["verbs"] == answer["ibstat"] == {}
 
 
 def shell(*argv):
@@ -168,21 +179,18 @@ def test_one_pod_takes_every_rail_in_order(count):
 
 
 def test_one_resource_may_serve_every_rail():
-    hosts = [host(1, [rail(0), rail(1)])]
-    nads = [nad(0), nad(1)]
+    shared, nads = {"rdma/shared": 63}, [nad(0), nad(1)]
     for item in nads:
         item["metadata"]["annotations"][kube_pods.RESOURCE] = "rdma/shared"
-    offered = cluster([node(1, capacity={"rdma/shared": 63}, allocatable={"rdma/shared": 63})], nads)
-    pod = rails_pod(planned(hosts, offered))
-    assert pod["resources"] == ["rdma/shared"]
-    assert [item["rail"]["index"] for item in pod["attachments"]] == [0, 1]
+    offered = cluster([node(1, capacity=shared, allocatable=shared)], nads)
+    pod = rails_pod(planned([host(1, [rail(0), rail(1)])], offered))
+    assert (pod["resources"], [item["rail"]["index"] for item in pod["attachments"]]) == (["rdma/shared"], [0, 1])
 
 
 def test_software_hcas_get_a_pod_in_the_nodes_network_and_infiniband_needs_no_attachment():
     plan = planned([host(1, [rail(kind="software")])])
     made = manifest_of(plan, "host-node1")
-    assert made["spec"]["hostNetwork"] is True
-    assert "annotations" not in made["metadata"]
+    assert (made["spec"]["hostNetwork"], "annotations" in made["metadata"]) == (True, False)
     plan = planned([host(1, [rail(layer="InfiniBand")])], cluster(nads=[]))
     assert [pod["attachments"] for pod in plan["pods"]] == [[], []]
     assert all("annotations" not in item["metadata"] for item in objects(plan, "Pod"))
@@ -192,21 +200,15 @@ def test_a_host_is_found_by_name_or_address_and_otherwise_left_out_with_the_reas
     elsewhere = {**host(), "host": "gpu-a"}
     assert kube_pods.find_node(elsewhere, [node()])["name"] == "node1"
     plan = planned([{**elsewhere, "netdevs": {}}])
-    assert plan["objects"] == []
-    assert "node1" in plan["left_out"]["gpu-a"]
+    assert (plan["objects"], "node1" in plan["left_out"]["gpu-a"]) == ([], True)
     without = planned(offered=cluster([node(capacity={}, allocatable={})]))
     assert "no RDMA resource" in without["left_out"]["node1"]
 
 
-def answers_for(pods, software=False):
-    found = {}
-    for pod in pods:
-        last = 2 if pod["node"] == "node1" else 18
-        text = ROCE.replace("10.56.0.2", f"10.56.0.{last}").replace("0a38:0002", f"0a38:{last:04x}")
-        if pod["kind"] == "host":
-            text = text.replace("net1", "eth2")
-        found[pod["name"]] = pod_probe.parse(text)
-    return found
+def answer_of(pod):
+    last = 2 if pod["node"] == "node1" else 18
+    text = ROCE.replace("10.56.0.2", f"10.56.0.{last}").replace("0a38:0002", f"0a38:{last:04x}")
+    return pod_probe.parse(text.replace("net1", "eth2") if pod["kind"] == "host" else text)
 
 
 def two(kind="pci"):
@@ -215,7 +217,7 @@ def two(kind="pci"):
 
 
 def traffic(pods):
-    found = kube_pods.traffic(pods, answers_for(pods), 18700)
+    found = kube_pods.traffic(pods, {pod["name"]: answer_of(pod) for pod in pods}, 18700)
     return found["tests"], found["left_out"]
 
 
@@ -352,15 +354,14 @@ def test_each_workload_looks_up_the_next_one_over_a_headless_service():
 )
 def test_the_peers_name_has_to_give_its_pods_address(section, ip, status, words):
     _plan, (item,) = peer_checks(section, ip=ip)
-    assert item["status"] == status
-    assert words in item["seen"]
+    assert (item["status"], words in item["seen"]) == (status, True)
 
 
 def test_a_node_with_dots_in_its_name_has_a_pod_with_a_name_of_dns():
     workload = planned(offered=cluster([node(1, name="node1.example.org")]))["pods"][0]
     made = kube_pods.manifest(workload, "tests", {"image": "a", "mounts": {}})
-    assert made["metadata"]["name"] == "workload-node1.example.org"
-    assert made["spec"]["hostname"] == "workload-node1-example-org"
+    names = (made["metadata"]["name"], made["spec"]["hostname"])
+    assert names == ("workload-node1.example.org", "workload-node1-example-org")
 
 
 def lacking(tool, section):
@@ -433,7 +434,6 @@ def test_a_node_whose_sandboxes_image_is_unknown_is_left_out_with_the_reason():
 @pytest.mark.parametrize(
     ("changes", "identity"),
     [
-        ({"allocatable": {"rdma/rail0": 0}}, "resource:rdma/rail0"),
         ({"allocatable": {"rdma/rail0": 99}}, "resource:rdma/rail0"),
         ({"capacity": {}, "allocatable": {}}, "resource:rdma/rail0"),
         ({"ready": False, "why": "cni plugin not initialized"}, "cluster:node"),
@@ -558,8 +558,7 @@ PENDING = running(ready=False, phase="Pending", reasons=["Unschedulable: Insuffi
 def test_what_keeps_a_pod_from_rdma_is_named(changes, identity, words):
     answer = {"answer": replaced(*changes["answer"])} if "answer" in changes else {}
     found = diagnosis(**copy.deepcopy(changes) | answer)[f"pod:{identity}"]
-    assert words in found["seen"]
-    assert found["next_step"]
+    assert (words in found["seen"], bool(found["next_step"])) == (True, True)
 
 
 K3S = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
@@ -579,11 +578,6 @@ def root(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "etc/ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1")
     return tmp_path
-
-
-def put(root, path, text):
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    (root / path).write_text(text)
 
 
 def test_folders_are_mounted_where_programs_look_for_them(root):
@@ -607,9 +601,9 @@ def test_folders_are_mounted_where_programs_look_for_them(root):
         "registry.k8s.io/pause:3.10"),
     ({K3S: VERSION_2.replace('"registry.k8s.io/pause:3.9"', "7")}, None),
 ], ids=["no containerd", "none", "version 3", "version 2", "k3s first", "an import wins", "no name"])  # fmt: skip
-def test_the_image_is_that_of_the_sandboxes(root, files, image):
+def test_the_image_is_that_of_the_sandboxes(root, put, files, image):
     for path, text in files.items():
-        put(root, path, text)
+        put(path, text)
     assert node_tools.read(Tree(str(root)))["image"] == image
 
 
@@ -632,5 +626,5 @@ def test_a_program_that_the_kernel_refuses_is_run_by_its_loader(tmp_path):
     (refused / "ping").symlink_to("/bin/echo")
     words = pods.ping_command({"client": {"interface": "net1"}, "address": "10.56.0.3"})
     words[2] = f'command() {{ echo "{refused}/ping"; }}\nping() {{ return 126; }}\n{words[2]}'
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = shell(*words)
     assert (done.returncode, done.stdout) == (0, "-c 3 -W 2 -I net1 10.56.0.3\n")

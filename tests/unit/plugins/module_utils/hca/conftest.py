@@ -49,11 +49,6 @@ class Node:
         place.symlink_to(os.path.relpath(target, os.path.dirname(path)))
         return self
 
-    def refuse(self, path: str) -> Node:
-        """Reading this path fails (EISDIR here, EINVAL in the kernel: an OSError either way)."""
-        self.host(path).mkdir(parents=True)
-        return self
-
     def pci(self, chain: str, vendor: str, device: str, code: str, driver: str | None = None, **values: object) -> str:
         """A function at the end of a chain like pci0000:00/0000:00:01.0/0000:01:00.0; bridges come on the way."""
         parts = chain.split("/")
@@ -114,7 +109,8 @@ class Node:
             self.write(f"{base}/gids/{index}", gid)
             for attribute, value in (("types", kind), ("ndevs", netdev)):
                 path = f"{base}/gid_attrs/{attribute}/{index}"
-                self.write(path, value) if value else self.refuse(path)
+                # Reading the folder fails with EISDIR as the kernel's file does with EINVAL.
+                self.write(path, value) if value else self.host(path).mkdir(parents=True)
         return self
 
     def default_route(self, netdev: str) -> Node:
