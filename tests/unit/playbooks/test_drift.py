@@ -1,21 +1,26 @@
-"""playbooks/drift.yml through bin/drift.py over laid-out trees: each verdict, its exit code, and nothing changed."""
+"""playbooks/drift.yml through bin/drift.py over laid-out trees: each verdict, its exit code, and nothing changed.
+
+And the wrapper alone: an exit code is an answer only where this very run has reached a verdict.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, running, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+WRAPPER = ROOT / "bin/drift.py"
 SCHEMA = json.loads((ROOT / "docs/drift.schema.json").read_text())
 AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9}
 OWN = {
@@ -30,42 +35,24 @@ class Site:
 
     def __init__(self, folder: pathlib.Path):
         self.folder, self.hosts = folder, {}
-        self.environment = {
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_SSH_TIMEOUT": "3",
-            "PATH": ansible_playbook.search_path(),
-            "PWD": str(folder),
-        }
 
-    def add(self, name: str, fixture: str = "gh200-cx7-roce", **variables) -> pathlib.Path:
-        root = self.folder / name
-        tree.lay_out(tree.load(fixture), root)
-        self.hosts[name] = {
-            "ansible_connection": "local",
-            "discovery_root": str(root),
-            "limits_services": ["k3s"],
-            **variables,
-        }
-        return root
+    def add(self, name: str, fixture: str = "gh200-cx7-roce", **variables) -> None:
+        root = tree.lay_out(tree.load(fixture), self.folder / name)
+        own = {"ansible_connection": "local", "discovery_root": str(root), "limits_services": ["k3s"]}
+        self.hosts[name] = {**own, **variables}
 
-    def command(self, *words) -> tuple[int, str]:
-        common = {"ansible_python_interpreter": node_python.path(), "ansible_become": False, "cluster": False}
+    def command(self, *words, program=None) -> tuple[int, str]:
+        common = {name: value for name, value in running.local(cluster=False).items() if name != "ansible_connection"}
         inventory = {"gpu_nodes": {"vars": common, "hosts": self.hosts}}
         (self.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
-        done = subprocess.run(
-            [str(word) for word in words],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+        ours = {"ANSIBLE_SSH_TIMEOUT": "3", "PATH": ansible_playbook.search_path(), "PWD": str(self.folder)}
+        return running.play(self.folder, *words, program=program, **ours)
+
+    def wrapper(self, *words) -> tuple[int, str]:
+        return self.command(WRAPPER, *words, program=[sys.executable])
 
     def converge(self) -> None:
-        code, output = self.command("ansible-playbook", "-i", "hosts.yml", "gpufabric.rdma.host")
+        code, output = self.command("-i", "hosts.yml", "gpufabric.rdma.host")
         assert code == 0, output
 
     def drift(self, *arguments) -> tuple[int, dict | None, str]:
@@ -73,7 +60,7 @@ class Site:
         written = self.folder / "drift/drift.json"
         written.unlink(missing_ok=True)
         before = self.everything()
-        code, output = self.command(sys.executable, ROOT / "bin/drift.py", "-i", "hosts.yml", *arguments)
+        code, output = self.wrapper("-i", "hosts.yml", *arguments)
         assert self.everything() == before
         document = json.loads(written.read_text()) if written.exists() else None
         if document:
@@ -82,21 +69,14 @@ class Site:
         return code, document, output
 
     def everything(self) -> dict:
-        """{path: (what it is, mode, time of change, content)} of all trees."""
-        return {
-            str(path.relative_to(self.folder)): self._account(path)
-            for name in self.hosts
-            if (self.folder / name).exists()
-            for path in (self.folder / name).rglob("*")
-        }
+        """{path: (mode, time of change, content)} of all trees."""
 
-    @staticmethod
-    def _account(path: pathlib.Path):
-        status = path.lstat()
-        if path.is_symlink():
-            return "link", os.readlink(path)
-        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
-        return content, status.st_mode, status.st_mtime_ns
+        def account(path):
+            content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+            return path.lstat().st_mode, path.lstat().st_mtime_ns, content
+
+        trees = [self.folder / name for name in self.hosts]
+        return {str(path): account(path) for root in trees if root.exists() for path in root.rglob("*")}
 
 
 @pytest.fixture(scope="module")
@@ -116,18 +96,12 @@ def planted(site):
 
     def write(host, path, text):
         target = site.folder / host / path
-        kept.append((target, target.read_bytes() if target.exists() else None))
-        if text is None:
-            target.unlink()
-        else:
-            target.write_text(text)
+        kept.append((target, target.read_bytes()))
+        target.unlink() if text is None else target.write_text(text)
 
     yield write
     for target, content in reversed(kept):
-        if content is None:
-            target.unlink()
-        else:
-            target.write_bytes(content)
+        target.write_bytes(content)
 
 
 def verdicts(document):
@@ -141,8 +115,7 @@ def objects(document, host):
 
 def test_converged_nodes_give_0_and_all_reports(site):
     code, document, output = site.drift()
-    assert code == 0, output
-    assert verdicts(document) == {"node1": "converged", "node2": "converged"}
+    assert (code, verdicts(document)) == (0, {"node1": "converged", "node2": "converged"}), output
     written = {path.name for path in (site.folder / "drift").iterdir()}
     assert written == {"drift.json", "drift.xml", "verdict.json"}
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in (site.folder / "drift").iterdir())
@@ -153,10 +126,8 @@ def test_planted_drifts_give_2_with_exactly_these_differences_and_the_other_node
     planted("node2", OWN["limits"], None)
     planted("node2", OWN["modules"], "mlx5_ib\n")
     planted("node2", OWN["netns"], seen.replace("netns_mode=1", "netns_mode=0"))
-    elsewhere = {"drift_junit_file": "reports/d.xml"}
-    code, document, output = site.drift("-e", json.dumps(elsewhere))
-    assert code == 2, output
-    assert verdicts(document) == {"node1": "converged", "node2": "drift"}
+    code, document, output = site.drift("-e", "drift_junit_file=reports/d.xml")
+    assert (code, verdicts(document)) == (2, {"node1": "converged", "node2": "drift"}), output
     assert objects(document, "node1") == set()
     assert objects(document, "node2") == {
         ("rdma_netns", f"/{OWN['netns']}"),
@@ -174,31 +145,22 @@ def test_a_pending_reboot_gives_3(site, tmp_path):
     pending.add("node1", "doca-loaded-differs-from-disk", limits_services=["containerd"])
     pending.converge()
     code, document, output = pending.drift()
-    assert code == 3, output
-    assert verdicts(document) == {"node1": "reboot_pending"}
+    assert (code, verdicts(document)) == (3, {"node1": "reboot_pending"}), output
     assert any(reason.startswith("reboot pending: ") for reason in document["hosts"][0]["reasons"])
 
 
 def test_a_node_that_does_not_answer_and_one_that_is_refused_give_4_and_hide_no_other(site, planted):
     planted("node2", OWN["limits"], None)
     variables = dict(site.hosts)
+    refused = {**site.hosts["node1"], "rdma_netns_mode": "private", "discovery_expected_hcas": 9}
+    site.hosts.update(away=AWAY, refused=refused)
     try:
-        site.hosts.update(
-            {
-                "away": AWAY,
-                "refused": {**site.hosts["node1"], "rdma_netns_mode": "private", "discovery_expected_hcas": 9},
-            }
-        )
         code, document, output = site.drift()
     finally:
         site.hosts = variables
     assert code == 4, output
-    assert verdicts(document) == {
-        "node1": "converged",
-        "node2": "drift",
-        "away": "unreachable",
-        "refused": "unsafe",
-    }
+    seen = {"node1": "converged", "node2": "drift", "away": "unreachable", "refused": "unsafe"}
+    assert verdicts(document) == seen
     assert objects(document, "node2") == {("limits", f"/{OWN['limits']}")}
     reasons = {host["host"]: "\n".join(host["reasons"]) for host in document["hosts"]}
     assert "variable rdma_netns_mode: wanted" in reasons["refused"]
@@ -228,7 +190,7 @@ def test_a_broken_play_gives_1_and_leaves_no_verdict_of_an_earlier_run(site, tex
     verdict.write_text('{"exit_code": 0}')
     (site.folder / "broken.yml").write_text(text)
     before = site.everything()
-    code, output = site.command(sys.executable, ROOT / "bin/drift.py", "-i", "hosts.yml", "--playbook", "broken.yml")
+    code, output = site.wrapper("-i", "hosts.yml", "--playbook", "broken.yml")
     assert code == 1, output
     assert "no verdict was reached" in output
     assert not verdict.exists()
@@ -236,7 +198,7 @@ def test_a_broken_play_gives_1_and_leaves_no_verdict_of_an_earlier_run(site, tex
 
 
 def test_an_unreadable_inventory_and_reports_that_cannot_be_written_give_1(site):
-    assert site.command(sys.executable, ROOT / "bin/drift.py", "-i", "nowhere.yml")[0] == 1
+    assert site.wrapper("-i", "nowhere.yml")[0] == 1
     code, document, output = site.drift("-e", "drift_directory=/proc/nothing")
     assert (code, document) == (1, None)
     assert "set drift_directory" in output
@@ -248,7 +210,7 @@ def test_the_verdict_goes_where_the_reports_go(site, by):
     variables.parent.mkdir(exist_ok=True)
     variables.write_text("drift_directory: elsewhere\n" if by == "inventory" else "{}\n")
     given = ("-e", "drift_directory=elsewhere") if by == "-e" else ()
-    code, output = site.command(sys.executable, ROOT / "bin/drift.py", "-i", "hosts.yml", *given)
+    code, output = site.wrapper("-i", "hosts.yml", *given)
     shutil.rmtree(variables.parent)
     assert code == 0, output
     reports = {"drift.json", "drift.xml", "verdict.json"}
@@ -258,7 +220,7 @@ def test_the_verdict_goes_where_the_reports_go(site, by):
 
 
 def test_without_check_mode_the_playbook_stops_before_it_reads_anything(site):
-    code, output = site.command("ansible-playbook", "-i", "hosts.yml", "gpufabric.rdma.drift")
+    code, output = site.command("-i", "hosts.yml", "gpufabric.rdma.drift")
     assert code != 0
     assert "run again with --check" in output
     assert "Gather facts of the node" not in output
@@ -267,7 +229,126 @@ def test_without_check_mode_the_playbook_stops_before_it_reads_anything(site):
 def test_ansible_playbook_by_itself_writes_the_same_reports(site):
     (site.folder / "own.yml").write_text("- ansible.builtin.import_playbook: gpufabric.rdma.drift\n")
     words = ("own.yml", "--check", "-e", "drift_directory=by-hand", "-e", "drift_run=r7")
-    code, output = site.command("ansible-playbook", "-i", "hosts.yml", *words)
+    code, output = site.command("-i", "hosts.yml", *words)
     assert code == 0, output
     verdict = json.loads((site.folder / "by-hand/verdict.json").read_text())
     assert (verdict["run"], verdict["exit_code"], verdict["verdict"]) == ("r7", 0, "converged")
+
+
+# --- the wrapper alone ------------------------------------------------------------------------------------------------
+
+CODES = {"converged": 0, "drift": 2, "reboot_pending": 3, "unsafe": 4, "unreachable": 4}
+# Stands for ansible-playbook and the recorder: writes what PLAN says where the verdict was asked for, and ends as PLAN
+# says.
+RUNNER = """#!{python}
+import json, os, pathlib, signal, sys, time
+plan = json.loads(os.environ["PLAN"])
+handed = json.loads(sys.argv[sys.argv.index("--extra-vars") + 1])
+pathlib.Path("arguments.json").write_text(json.dumps(sys.argv[1:]))
+if "verdict" in plan:
+    written = {{"run": handed["drift_run"], **plan["verdict"]}}
+    place = handed.get("drift_verdict_file", "drift/verdict.json")
+    for path in (pathlib.Path(place), pathlib.Path(os.environ["GPUFABRIC_RDMA_DRIFT_ANSWER"])):
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(plan.get("text") or json.dumps(written))
+if plan.get("sleep"):
+    pathlib.Path("started").touch()
+    time.sleep(plan["sleep"])
+if plan.get("signal"):
+    os.kill(os.getpid(), plan["signal"])
+sys.exit(plan.get("code", 0))
+"""
+
+
+def verdict(*answers, **change):
+    worst = max(answers, key=list(CODES).index)
+    hosts = {f"node{number}": answer for number, answer in enumerate(answers)}
+    found = {"schema": "gpufabric.rdma/drift-verdict/1", "at": "2026-11-22T07:10:00Z", "verdict": worst}
+    return {**found, "exit_code": CODES[worst], "hosts": hosts, **change}
+
+
+@pytest.fixture
+def call(tmp_path):
+    """call(plan of the runner, *arguments): (exit code, what the wrapper says)."""
+    runner = tmp_path / "bin/ansible-playbook"
+    runner.parent.mkdir()
+    runner.write_text(RUNNER.format(python=sys.executable))
+    runner.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{runner.parent}:{os.environ['PATH']}"}
+
+    def run(plan, *arguments, background=False):
+        command = [sys.executable, WRAPPER, *arguments]
+        settings = {"cwd": tmp_path, "env": {**environment, "PLAN": json.dumps(plan)}, "text": True}
+        if background:
+            return subprocess.Popen(command, stderr=subprocess.PIPE, **settings)
+        done = subprocess.run(command, capture_output=True, check=False, **settings)
+        return done.returncode, done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(("answers", "ansible", "code"), [
+    (["converged"], 0, 0),
+    (["converged", "drift"], 0, 2),
+    (["drift", "reboot_pending", "converged"], 0, 3),
+    (["drift", "unsafe", "reboot_pending"], 0, 4),
+    (["converged", "unreachable"], 4, 4),
+    (["converged", "unreachable"], 0, 4),
+    (["unsafe", "converged"], 2, 4),
+])  # fmt: skip
+def test_the_worst_host_gives_the_exit_code(call, answers, ansible, code):
+    seen, told = call({"verdict": verdict(*answers), "code": ansible})
+    assert seen == code, told
+    assert f"exit code {code}" in told
+
+
+NO_VERDICT = {
+    "ansible-playbook ended at once": {"code": 4},
+    "ansible-playbook ended well and nobody wrote": {"code": 0},
+    "an earlier run's verdict": {"code": 0, "verdict": verdict("converged", run="an earlier one")},
+    "not JSON": {"code": 0, "verdict": {}, "text": "{"},
+    "JSON that is no verdict": {"code": 0, "verdict": {}, "text": "[]"},
+    "another schema": {"code": 0, "verdict": verdict("converged", schema="gpufabric.rdma/drift/1")},
+    "no host": {"code": 0, "verdict": verdict("converged", hosts={})},
+    "a code that is not the worst host's": {"code": 0, "verdict": verdict("drift", verdict="converged", exit_code=0)},
+    "an answer that nobody knows": {"code": 0, "verdict": verdict("converged", hosts={"a": "fine"})},
+    "converged, and yet a host failed": {"code": 2, "verdict": verdict("converged")},
+    "drift, and yet an unexpected exception": {"code": 250, "verdict": verdict("drift")},
+    "unreachable, and yet an error": {"code": 1, "verdict": verdict("unreachable")},
+    "killed after its verdict": {"signal": signal.SIGKILL, "verdict": verdict("converged")},
+}
+
+
+@pytest.mark.parametrize("plan", NO_VERDICT.values(), ids=NO_VERDICT)
+def test_without_a_verdict_of_this_run_the_exit_code_is_1(call, plan):
+    seen, told = call(plan)
+    assert (seen, "no verdict was reached" in told) == (1, True)
+
+
+def test_a_stale_verdict_goes_and_a_runner_that_is_not_there_is_no_verdict(call, tmp_path):
+    assert call({"verdict": verdict("converged")})[0] == 0
+    assert (tmp_path / "drift/verdict.json").exists()
+    assert call({"code": 4})[0] == 1
+    assert not (tmp_path / "drift/verdict.json").exists()
+    assert [call({}, *words)[0] for words in (("--runner", "no-such-program"), ("--runner",))] == [1, 1]
+
+
+def test_what_ansible_is_handed(call, tmp_path):
+    assert call({"verdict": verdict("drift")}, "--verdict-file", "out/v.json", "-i", "hosts", "--limit", "a:b")[0] == 2
+    passed = json.loads((tmp_path / "arguments.json").read_text())
+    assert passed[:5] == ["-i", "hosts", "--limit", "a:b", "--check"]
+    assert passed[-1] == "gpufabric.rdma.drift"
+    assert json.loads(passed[-2])["drift_verdict_file"] == str(tmp_path / "out/v.json")
+    assert call({"verdict": verdict("drift")}, "-e", "drift_directory=out")[0] == 2
+    handed = json.loads((tmp_path / "arguments.json").read_text())[-2]
+    assert set(json.loads(handed)) == {"drift_run"}, "where the verdict goes is for the options to say"
+
+
+def test_ended_from_outside_it_ends_ansible_and_gives_no_verdict(call, tmp_path):
+    process = call({"verdict": verdict("converged"), "sleep": 60}, background=True)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(timeout=10) == 1
+    process.stderr.close()
