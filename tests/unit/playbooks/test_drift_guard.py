@@ -3,75 +3,49 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import types
 
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.callback import drift as recorder
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, play_roles
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, play_roles, running
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PLAYBOOK = yaml.safe_load((ROOT / "playbooks/drift.yml").read_text())
+BUILTIN = "ansible.builtin."
+# What a task would write, and how it asks to.
 WRITING = {
-    "asks to be left out of check mode": {"ansible.builtin.copy": {"content": "x", "dest": "{{ folder }}/copied"}},
-    "a command that would run": {"ansible.builtin.command": {"argv": ["touch", "{{ folder }}/touched"]}},
-    "a shell": {"ansible.builtin.shell": "touch {{ folder }}/shelled"},
-    "a raw command": {"ansible.builtin.raw": "touch {{ folder }}/raw"},
-    "a script": {"ansible.builtin.script": "{{ folder }}/script.sh"},
-    "an included file": {"ansible.builtin.include_tasks": "included.yml"},
+    "copied": {"copy": {"content": "x", "dest": "{{ folder }}/copied"}},
+    "touched": {"command": {"argv": ["touch", "{{ folder }}/touched"]}},
+    "shelled": {"shell": "touch {{ folder }}/shelled"},
+    "raw": {"raw": "touch {{ folder }}/raw"},
+    "scripted": {"script": "{{ folder }}/script.sh"},
+    "included": {"include_tasks": "included.yml"},
 }
 
 
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "and without the guard it would have"])
 def test_a_guarded_play_writes_nothing_whatever_its_tasks_ask_for(tmp_path, guarded):
     (tmp_path / "script.sh").write_text(f"#!/bin/sh\ntouch {tmp_path}/scripted\n")
-    (tmp_path / "included.yml").write_text(
-        json.dumps(
-            [{"check_mode": False, "ansible.builtin.file": {"path": "{{ folder }}/included", "state": "directory"}}]
-        )
-    )
-    asks = {
-        name: {} if "ansible.builtin.include_tasks" in task else {"check_mode": False} for name, task in WRITING.items()
-    }
-    tasks = [
-        {"block": [{"name": name, **asks[name], **task}], "rescue": [{"ansible.builtin.meta": "noop"}]}
-        for name, task in WRITING.items()
-    ]
-    play = {
-        "hosts": "localhost",
-        "connection": "local",
-        "gather_facts": False,
-        "vars": {"folder": str(tmp_path), "__drift_guarded": guarded, "ansible_python_interpreter": node_python.path()},
-        "tasks": tasks,
-    }
+    folder = {"path": "{{ folder }}/included", "state": "directory"}
+    (tmp_path / "included.yml").write_text(json.dumps([{"check_mode": False, "ansible.builtin.file": folder}]))
+    tasks = []
+    for name, task in WRITING.items():
+        asks = {} if name == "included" else {"check_mode": False}
+        own = {"name": name, **asks, **{BUILTIN + action: given for action, given in task.items()}}
+        tasks.append({"block": [own], "rescue": [{"ansible.builtin.meta": "noop"}]})
+    known = running.local(folder=str(tmp_path), __drift_guarded=guarded)
+    play = {"hosts": "localhost", "gather_facts": False, "vars": known, "tasks": tasks}
     (tmp_path / "play.yml").write_text(json.dumps([play]))
-    done = subprocess.run(
-        [ansible_playbook.path(), "-i", "localhost,", "play.yml"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
-            "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
-            "ANSIBLE_CALLBACKS_ENABLED": "gpufabric.rdma.drift",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    written = {
-        name for name in ("copied", "touched", "shelled", "raw", "scripted", "included") if (tmp_path / name).exists()
-    }
-    assert done.returncode == 0, done.stdout + done.stderr
-    if guarded:
-        assert written == set()
-        for name in ("a shell", "a raw command", "a script"):
-            assert f"task {name}: wanted an action that is known to respect check mode" in done.stdout + done.stderr
-    else:
-        assert written == {"copied", "touched", "shelled", "raw", "scripted", "included"}
+    ours = {"ANSIBLE_CONFIG": ansible_playbook.no_settings(), "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path)}
+    ours["ANSIBLE_CALLBACKS_ENABLED"] = "gpufabric.rdma.drift"
+    code, output = running.play(tmp_path, "-i", "localhost,", "play.yml", **ours)
+    assert code == 0, output
+    assert {name for name in WRITING if (tmp_path / name).exists()} == (set() if guarded else set(WRITING))
+    for name in ("shelled", "raw", "scripted"):
+        assert (f"task {name}: wanted an action that is known to respect check mode" in output) is guarded
 
 
 @pytest.mark.parametrize("action", ["gpufabric.rdma.node_facts", "ansible.builtin.command", "drift", "x.y.drift"])
@@ -164,19 +138,15 @@ def pieces_of(role):
 
 
 def test_a_role_that_is_compared_in_pieces_is_compared_whole():
+    words = ("ansible.builtin.import_tasks", "ansible.builtin.include_tasks")
     named = roles_named(ROOT / "roles/drift/tasks/cluster.yml")
     for role in {role for role, file in named if file != "main"}:
-        assert [file for name, file in named if name == role] == pieces_of(role)
-
-
-def test_the_host_layers_roles_are_compared_whole():
-    named = roles_named(ROOT / "roles/drift/tasks/host.yml")
-    assert [(role, file) for role, file in named if file != "main"] == [
-        ("driver", "plan"),
-        ("kernel_modules", "initramfs"),
-    ]
+        main = tasks_of(ROOT / f"roles/{role}/tasks/main.yml")
+        pieces = [task[word].removesuffix(".yml") for task in main for word in words if word in task]
+        assert [file for name, file in named if name == role] == pieces
+    named = set(roles_named(ROOT / "roles/drift/tasks/host.yml"))
     whole = {"node_firewall", "rdma_netns", "kernel_modules", "limits", "rail_links"}
-    assert {role for role, file in named if file == "main"} == whole
+    assert named == {(role, "main") for role in whole} | {("driver", "plan"), ("kernel_modules", "initramfs")}
 
 
 def test_no_action_on_the_way_is_one_that_the_guard_would_refuse():

@@ -34,18 +34,15 @@ def test_an_inventory_without_the_group_is_refused(tmp_path, playbook):
         assert text in output
 
 
-@pytest.mark.parametrize(
-    ("inventory", "arguments", "thing", "seen"),
-    [
-        ({"all": {"hosts": {}}}, (), "group gpu_nodes", "no hosts"),
-        ({"gpu_nodes": {"hosts": {}}}, (), "group gpu_nodes", "no hosts"),
-        ({**OTHERS, "gpu_nodes": {"hosts": {"b": {}}}}, ("--limit", "a"), "group gpu_nodes", "none within --limit a"),
-        (OTHERS, ("-e", "discovery_hosts=racks"), "group racks", "hosts only in: gpu_node"),
-    ],
-)
-def test_each_way_to_no_node_is_named(tmp_path, inventory, arguments, thing, seen):
+@pytest.mark.parametrize(("inventory", "arguments", "words"), [
+    ({"all": {"hosts": {}}}, (), ("group gpu_nodes", "no hosts")),
+    ({"gpu_nodes": {"hosts": {}}}, (), ("group gpu_nodes", "no hosts")),
+    ({**OTHERS, "gpu_nodes": {"hosts": {"b": {}}}}, ("--limit", "a"), ("group gpu_nodes", "none within --limit a")),
+    (OTHERS, ("-e", "discovery_hosts=racks"), ("group racks", "hosts only in: gpu_node")),
+])  # fmt: skip
+def test_each_way_to_no_node_is_named(tmp_path, inventory, arguments, words):
     output = run(tmp_path, "discover", inventory, *arguments)
-    assert (thing in output, seen in output) == (True, True), output
+    assert [text for text in words if text not in output] == [], output
 
 
 @pytest.mark.parametrize("playbook", WITHOUT_NODES)
@@ -70,18 +67,14 @@ def test_a_controller_without_netaddr_is_refused_before_any_node_is_called(tmp_p
     assert "-m pip install netaddr" in output
 
 
-@pytest.mark.parametrize(
-    ("said", "answer"),
-    [
-        ({}, "site:cluster"),
-        ({"cluster": None}, "site:cluster"),
-        ({"cluster": False}, "Host layer only"),
-        ({"cluster": "no"}, "Host layer only"),
-        ({"cluster": True}, "Host and cluster layer, by cluster: true"),
-        ({"k3s_bundle_dir": "/srv/bundle"}, "Host and cluster layer, by k3s_bundle_dir"),
-        ({"cluster": False, "k3s_bundle_dir": "/srv/bundle"}, "Host layer only"),
-    ],
-)
+@pytest.mark.parametrize(("said", "answer"), [
+    ({}, "site:cluster"),
+    ({"cluster": None}, "site:cluster"),
+    ({"cluster": "no"}, "Host layer only"),
+    ({"cluster": True}, "Host and cluster layer, by cluster: true"),
+    ({"k3s_bundle_dir": "/srv/bundle"}, "Host and cluster layer, by k3s_bundle_dir"),
+    ({"cluster": False, "k3s_bundle_dir": "/srv/bundle"}, "Host layer only"),
+])  # fmt: skip
 def test_site_says_which_layers_it_runs_or_asks_before_any_node_is_called(tmp_path, said, answer):
     node = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9, **said}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"hosts": {"a": node}}}))
