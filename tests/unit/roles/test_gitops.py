@@ -32,20 +32,17 @@ class Site:
     def __init__(self, folder: pathlib.Path):
         self.folder, self.git = folder, folder / "git/rack1"
         self.cluster = kubectl_cluster.Cluster(folder / "cluster.json")
-        hosts = {}
-        for name in ("node1", "node2"):
-            tree.lay_out(tree.load("lab-rxe-debian12"), folder / name)
-            (folder / name / "proc/sys/kernel/hostname").write_text(f"{name}\n")
-            hosts[name] = {"discovery_root": str(folder / name)}
+        self.roots = [tree.lay_out(tree.load("lab-rxe-debian12"), folder / name) for name in ("node1", "node2")]
+        for root in self.roots:
+            (root / "proc/sys/kernel/hostname").write_text(f"{root.name}\n")
         self.cluster.install(folder / "bin/k3s")
         self.cluster.add(kubectl_cluster.definition("nfd.k8s-sigs.io", "NodeFeatureRule", "nodefeaturerules"))
         self.cluster.state(tokens={"*": "secret-token"})
         rails = [{"hca": "rxe0"}, {"hca": "rxe1"}]
         common = running.local(discovery_software_hcas=True, discovery_rails=rails, **VARIABLES)
-        inventory = {"gpu_nodes": {"hosts": hosts, "vars": common}, "k3s_servers": {"hosts": {"node1": {}}}}
+        nodes = {"hosts": {root.name: {"discovery_root": str(root)} for root in self.roots}, "vars": common}
+        inventory = {"gpu_nodes": nodes, "k3s_servers": {"hosts": {"node1": {}}}}
         (folder / "hosts.json").write_text(json.dumps(inventory))
-        facts = {"root": "{{ discovery_root }}", "software_hcas": True, "rails": "{{ discovery_rails }}"}
-        self.facts = {"gpufabric.rdma.hca_facts": facts}
 
     def play(self, name: str, *arguments: str, **variables) -> tuple[int, str]:
         return running.play(self.folder, "-i", "hosts.json", name, "--diff", "-e", json.dumps(variables), *arguments)
@@ -54,7 +51,9 @@ class Site:
         return self.play("gpufabric.rdma.render", *arguments, **variables)
 
     def apply(self, *arguments: str, roles=ROLES, **variables) -> tuple[int, str]:
-        tasks = [self.facts, *({"ansible.builtin.import_role": {"name": f"gpufabric.rdma.{role}"}} for role in roles)]
+        facts = {"root": "{{ discovery_root }}", "software_hcas": True, "rails": "{{ discovery_rails }}"}
+        tasks = [{"gpufabric.rdma.hca_facts": facts}]
+        tasks += [{"ansible.builtin.import_role": {"name": f"gpufabric.rdma.{role}"}} for role in roles]
         play = {"hosts": "gpu_nodes", "gather_facts": False, "any_errors_fatal": True, "tasks": tasks}
         (self.folder / "apply.yml").write_text(json.dumps([play]))
         return self.play("apply.yml", *arguments, **variables)
@@ -77,12 +76,8 @@ class Site:
             (self.git / path).write_bytes(content)
 
     def nodes(self) -> dict:
-        found = {}
-        for name in ("node1", "node2"):
-            for path in (self.folder / name).rglob("*"):
-                if path.is_file() and not path.is_symlink():
-                    found[path] = (path.read_bytes(), path.stat().st_mtime_ns)
-        return found
+        files = [path for root in self.roots for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
     def applied(self) -> list[dict]:
         """What any real apply was handed, and nothing else can write: see the double's verbs."""
@@ -159,12 +154,9 @@ def test_a_second_run_changes_nothing_what_is_not_wanted_goes_and_what_is_not_ou
 
 
 def test_what_cannot_be_rendered_is_refused_before_anything_is_written(site):
-    wrong = {
-        "cluster_objects_owner": "argo",
-        "cluster_objects_foldr": "x",
-        "multus_global_namespaces": ["kube-system"],
-        "networks_attachments": [{"name": "one", "type": "macvlan", "master": "eth9"}],
-    }
+    wrong = {"cluster_objects_owner": "argo", "cluster_objects_foldr": "x"}
+    wrong |= {"multus_global_namespaces": ["kube-system"]}
+    wrong |= {"networks_attachments": [{"name": "one", "type": "macvlan", "master": "eth9"}]}
     for arguments, variables, words in (
         ((), {"cluster_objects_folder": ""}, ["variable cluster_objects_folder"]),
         (("--limit", "node2"), {}, ["nodes of this run", "without node1"]),
@@ -183,9 +175,8 @@ def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_eac
     synced = site.cluster.objects
     code, output = site.apply(cluster_objects_owner="gitops")
     assert code == 0, output
-    assert {(item["kind"], item.get("type")) for item in site.applied()} == {
-        ("Secret", "kubernetes.io/service-account-token")
-    }, "the tokens that the nodes lacked, and nothing else"
+    applied = {(item["kind"], item.get("type")) for item in site.applied()}
+    assert applied == {("Secret", "kubernetes.io/service-account-token")}, "the tokens that the nodes lacked"
     left = {name: item for name, item in site.cluster.objects.items() if item["kind"] != "Secret"}
     assert left == synced
     waited = [call[2] for call in site.cluster.calls("rollout")]
@@ -202,10 +193,7 @@ def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_eac
     said = " ".join(output.split())
     assert code != 0
     assert 'ConfigMap kube-flannel/kube-flannel-cfg: wanted data.net-conf.json "{' in said
-    assert (
-        'seen data.net-conf.json "{}". Next step: run ansible-playbook -i INVENTORY gpufabric.rdma.render, commit'
-        in said
-    )
+    assert 'seen data.net-conf.json "{}". Next step: run ansible-playbook -i INVENTORY gpufabric.rdma.render' in said
     code, output = site.apply("--check", roles=["networks"], cluster_objects_owner="gitops")
     said = " ".join(output.split())
     assert code != 0

@@ -22,18 +22,15 @@ SECRET = "4f7c-planted-token"
 def bundle(tmp_path):
     folder = tmp_path / "bundle"
     folder.mkdir()
-    rows = {"k3s": b"program", "images.tar": b"images", "plugins.tgz": b"plugins"}
-    for name, data in rows.items():
+    for name, data in (("k3s", b"program"), ("images.tar", b"images"), ("plugins.tgz", b"plugins")):
         (folder / name).write_bytes(data)
-    sums = {name: hashlib.sha256(data).hexdigest() for name, data in rows.items()}
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     # What the roles after this one take; a bundle without them is refused before k3s is touched.
+    named = {"k3s": ("v1.35.8+k3s1", "k3s"), "cni-plugins": ("v1", "plugins.tgz")}
+    named["flannel-cni-plugin"] = named["cni-plugins"]
     files = [
         {"name": name, "version": version, "architecture": "amd64", "path": path, "sha256": sums[path]}
-        for name, version, path in (
-            ("k3s", "v1.35.8+k3s1", "k3s"),
-            ("cni-plugins", "v1", "plugins.tgz"),
-            ("flannel-cni-plugin", "v1", "plugins.tgz"),
-        )
+        for name, (version, path) in named.items()
     ]
     images = [{"reference": name, "path": "images.tar", "sha256": sums["images.tar"]} for name in ("a:1", "b:1")]
     described = {"schema": 1, "origin": "release", "files": files, "images": images}
@@ -82,12 +79,8 @@ def test_refused_then_announced_then_run_then_nothing_left_to_do_then_removed(pl
     (bundle / "k3s").write_bytes(b"swapped")
     code, output = play("role.yml", k3s_cluster_cidr="198.18.0.0/16", k3s_config_extra={"x": 1})
     assert code != 0
-    for line in (
-        "node1, node2  k3s_cluster_cidr 198.18.0.0/16",
-        "node2  k3s_config_extra: x",
-        f"the controller  {bundle}/k3s",
-    ):
-        assert f"\n{line}\n" in output
+    lines = ("node1, node2  k3s_cluster_cidr 198.18.0.0/16", "node2  k3s_config_extra: x")
+    assert [line for line in (*lines, f"the controller  {bundle}/k3s") if f"\n{line}\n" not in output] == []
     (bundle / "k3s").write_bytes(b"program")
     assert [files(node1), files(node2)] == before, "a refused run has changed something"
 
