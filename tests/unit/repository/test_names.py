@@ -73,6 +73,12 @@ ONE_PLACE = {
             "plugins/module_utils/_traffic/rounds.py",
         },
     ),
+    "printing on the controller": (
+        r"(?<![\w.])print\(|\b_?[dD]isplay\b(?=[.(])|import Display|[\"']warnings[\"']: (?!terminal\.warnings\(|\[\])",
+        "plugins/action plugins/callback plugins/filter plugins/plugin_utils",
+        {"plugins/plugin_utils/_core/terminal.py"},
+    ),
+    "a module's warnings": (r"\.(warn|deprecate)\(", "plugins", {"plugins/module_utils/_core/change.py"}),
     "systemd's reload": (
         r"daemon.reload", "plugins roles playbooks", {"plugins/module_utils/_core/units.py"}
     ),
