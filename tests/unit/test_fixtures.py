@@ -389,33 +389,21 @@ def test_a_nic_that_is_no_rail_changes_nothing(machine):
     assert (after["rails"], after["not_rails"]) == (before["rails"], before["not_rails"])
 
 
-RULE = {"table": 100, "src": "all"}
-OWN = {"table": 100, "src": "10.18.1.1/32"}
+ECMP = [{"dst": "default", "nexthops": [{"dev": "ens1np0"}, {"dev": "ens2np0"}]}]
+OTHER_TABLE = [{"dst": "default", "dev": "ens2np0", "table": 100}]
+ALL, OWN = ({"table": 100, "src": source} for source in ("all", "10.18.1.1/32"))
 
 
-@pytest.mark.parametrize(
-    ("seams", "left"),
-    [
-        pytest.param(
-            {"routes": [{"dst": "default", "nexthops": [{"dev": "ens1np0"}, {"dev": "ens2np0"}]}]}, [], id="ecmp"
-        ),
-        pytest.param({"routes": [{"dst": "default", "dev": "ens2np0", "table": 100}], "rules": [RULE]}, ["ens1np0"]),
-        pytest.param(
-            {"routes": [{"dst": "default", "dev": "ens2np0", "table": 100}], "rules": [OWN]},
-            ["ens1np0", "ens2np0"],
-            id="a gateway for the rail's own address",
-        ),
-        pytest.param({"sessions": ["10.18.0.1"]}, ["ens2np0"], id="an SSH session"),
-    ],
-)
-def test_what_management_uses_is_no_rail(tmp_path, seams, left):
+@pytest.mark.parametrize(("seams", "k3s", "left"), [
+    ({"routes": ECMP}, "", []),
+    ({"routes": OTHER_TABLE, "rules": [ALL]}, "", ["ens1np0"]),
+    ({"routes": OTHER_TABLE, "rules": [OWN]}, "", ["ens1np0", "ens2np0"]),  # a gateway for the rail's own address
+    ({"sessions": ["10.18.0.1"]}, "", ["ens2np0"]),
+    ({}, 'token: x\nnode-ip: "10.18.1.1"\n', ["ens1np0"]),
+])  # fmt: skip
+def test_what_management_uses_is_no_rail(tmp_path, seams, k3s, left):
     root = tree.lay_out(tree.load("two-cards-cx6dx"), tmp_path)
     recorded = json.loads((root / ".seams.json").read_text())
     (root / ".seams.json").write_text(json.dumps({**recorded, **seams}))
-    assert [rail["netdev"] for rail in rails_of(root)["rails"]] == left
-
-
-def test_the_address_of_k3s_is_managements(tmp_path):
-    root = tree.lay_out(tree.load("two-cards-cx6dx"), tmp_path)
-    with written(root / "etc/rancher/k3s/config.yaml", 'token: x\nnode-ip: "10.18.1.1"\n'):
-        assert [rail["netdev"] for rail in rails_of(root)["rails"]] == ["ens1np0"]
+    with written(root / "etc/rancher/k3s/config.yaml", k3s):
+        assert [rail["netdev"] for rail in rails_of(root)["rails"]] == left

@@ -12,7 +12,7 @@ from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, runn
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROCE = (ROOT / "tests/fixtures/pods/roce.txt").read_text()
-NETDEV, ADDRESS = "enp1s0f0np0", "198.51.100.253"
+NETDEV = "enp1s0f0np0"
 PROGRAMS = ("loopback", "macvlan", "whereabouts")
 PODS = [{"kind": kind, "node": f"node{number}"} for kind in ("workload", "seed") for number in (1, 2)]
 
@@ -125,19 +125,6 @@ def test_a_namespace_of_a_team_is_refused_and_nothing_in_it_goes(play, cluster, 
     assert {"Namespace//ml-team", "Pod/ml-team/training"} <= set(cluster.objects)
     assert (code != 0, "managed by kubectl-create" in output) == (True, True)
     assert {call[0] for call in cluster.calls()} == {"get"}
-
-
-def test_the_variables_of_other_roles_are_typed_and_have_their_defaults(play, cluster):
-    """Text is no consent to pod traffic over a rail, and blocks are held to what networks_pods_per_node is."""
-    objects = cluster.objects
-    node, nad = objects["Node//node1"], objects["NetworkAttachmentDefinition/default/rail0"]
-    node["metadata"]["annotations"] = {"flannel.alpha.coreos.com/public-ip": ADDRESS}
-    ipam = {"type": "host-local", "subnet": "10.56.0.0/28"}
-    nad["spec"]["config"] = json.dumps({**json.loads(nad["spec"]["config"]), "ipam": ipam})
-    cluster.state(objects=objects)
-    output = play("verify", "--check", "-e", "flannel_fabric_allowed=false")[1]
-    assert f"Flannel uses {NETDEV} ({ADDRESS}), which is rail 0" in output
-    assert "addresses for 16 pods per node" in output
 
 
 def test_pods_are_measured_in_both_directions_and_are_gone_afterwards(play, cluster, tmp_path):

@@ -97,13 +97,6 @@ def test_a_run_writes_what_check_mode_announced_and_a_second_run_nothing(play, n
     assert (code, "changed=0" in second) == (0, True), second
 
 
-def test_verify_fails_on_a_node_that_was_never_set_up_and_says_what_to_do(play, node):
-    code, output = play("verify", {"node1": node("gh200-cx7-roce")})
-    assert code != 0
-    assert "node1  /etc/modules-load.d/gpufabric-rdma.conf" in output
-    assert re.search(r"next step  run ansible-playbook -i \S+hosts.yml gpufabric.rdma.host", output), output
-
-
 def test_a_run_ends_with_the_page_beside_the_inventory_and_says_where(play, node, tmp_path):
     hosts = {f"node{number}": node("h100-8x-cx7-ib", number, limits_services=["k3s"]) for number in (1, 2)}
     expected = tmp_path / "hosts-report.html"

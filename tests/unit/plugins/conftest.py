@@ -49,7 +49,7 @@ def variables(options):
 
 @pytest.fixture
 def captured(facts_of, variables):
-    """Facts of the nodes that a sound cluster is made of (pitfall_world), and the variables of a host that sets none."""
+    """Facts of the nodes of a sound cluster (pitfall_world), and the variables of a host that sets none."""
     nodes = {name: facts_of(name, rails=[]) for name in ("card-without-mlx5-ib", "exclusive-netns-foreign-file")}
     rails = [{"hca": "mlx5_0"}, {"hca": "mlx5_1"}]
     nodes["gh200-cx7-roce"] = facts_of("gh200-cx7-roce", rails=rails[:1])

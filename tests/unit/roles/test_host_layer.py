@@ -113,22 +113,3 @@ def test_all_questions_about_a_node_of_a_cluster_are_asked_at_once(play, tmp_pat
     for host, tasks in found.items():
         text = tasks[GATE]["msg"]
         assert ("reboot_allowed is not set" in text, "reboot_drain_allowed=true" in text) == (host == "both", True)
-
-
-REFUSED = {
-    "waiting": ("rdma_netns_retry_seconds", -1, "-1"),
-    "modules": ("kernel_modules_required", ["mlx5_ib", "ib umad; true"], "ib umad; true"),
-    "services": ("limits_services", ["k3s", "../etc"], "../etc"),
-    "two_keys": ("rail_links_settings", [{"pci": "3b:00.0", "mac": "aa:bb:cc:dd:ee:ff", "up": True}], "3b:00.0"),
-    "nothing_to_set": ("rail_links_settings", [{"pci": "3b:00.0"}], "3b:00.0"),
-    "mtu": ("rail_links_settings", [{"pci": "3b:00.0", "mtu": 20}], "20"),
-}
-
-
-def test_what_cannot_work_is_refused_with_the_variable_named(play):
-    found = results(play({host: {name: value} for host, (name, value, _seen) in REFUSED.items()}, ROLES))
-    for host, (name, _value, seen) in REFUSED.items():
-        (failed,) = [result for result in found[host].values() if result.get("failed")]
-        assert f"variable {name}" in failed["msg"]
-        (problem,) = found[host]["Gather facts of the node"]["problems"]
-        assert (problem["object"], seen in problem["seen"]) == (f"variable {name}", True)

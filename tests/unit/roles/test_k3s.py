@@ -40,10 +40,7 @@ def bundle(tmp_path):
 
 @pytest.fixture
 def play(tmp_path, bundle):
-    """play(role or playbook, *arguments, **variables): exit code and output, over node1 (server) and node2 (agent).
-
-    texts: lines of an INI inventory's group variables.
-    """
+    """play(role or playbook, *arguments, **variables): exit code and output, over node1 (server) and node2 (agent)."""
     hosts = {}
     for name, address in ADDRESSES.items():
         tree.lay_out(tree.load("lab-rxe-debian12"), tmp_path / name)
@@ -51,11 +48,10 @@ def play(tmp_path, bundle):
     role = [{"hosts": "gpu_nodes", "gather_facts": False, "any_errors_fatal": True, "roles": ["gpufabric.rdma.k3s"]}]
     (tmp_path / "role.yml").write_text(yaml.safe_dump(role))
 
-    def run(playbook, *arguments, texts=(), **variables):
+    def run(playbook, *arguments, **variables):
         common = running.local(k3s_bundle_dir=str(bundle), **variables)
         (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": hosts}}))
-        (tmp_path / "groups.ini").write_text("\n".join(["[gpu_nodes]", "[gpu_nodes:vars]", *texts, ""]))
-        return running.play(tmp_path, "-i", "groups.ini", "-i", "hosts.yml", playbook, *arguments)
+        return running.play(tmp_path, "-i", "hosts.yml", playbook, *arguments)
 
     return run
 
@@ -127,19 +123,6 @@ def test_a_host_put_in_front_of_the_inventory_does_not_become_a_second_cluster(p
             code, output = play(playbook, *limit)
             assert (code != 0, seen in " ".join(output.split())) == (True, True), output
     assert [files(tmp_path / name) for name in ADDRESSES] == before
-
-
-def test_options_as_texts_of_an_ini_inventory_are_what_they_say(play, tmp_path):
-    texts = ["k3s_network_policy=false", "k3s_selinux=false", "k3s_startup_taint=false"]
-    code, output = play("role.yml", texts=texts)
-    assert code == 0, output
-    written = [yaml.safe_load((tmp_path / name / "etc/rancher/k3s/config.yaml").read_text()) for name in ADDRESSES]
-    fragment = tmp_path / "node1/etc/rancher/k3s/config.yaml.d/10-gpufabric-rdma-cluster.yaml"
-    assert yaml.safe_load(fragment.read_text())["disable-network-policy"] is True
-    assert [not config.get("selinux") for config in written] == [True, True], written
-    assert ["node-taint" in config for config in written] == [False, False], written
-    code, output = play("role.yml", k3s_network_policy=False, k3s_selinux=False, k3s_startup_taint=False)
-    assert (code, output.count("changed=0")) == (0, 2), output
 
 
 @pytest.fixture

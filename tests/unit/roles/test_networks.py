@@ -150,15 +150,3 @@ def test_a_node_that_failed_earlier_in_the_play_is_named_and_the_cluster_left_al
     assert code != 0, output
     assert "this run sees 1 of 2 nodes, without node2" in output
     assert (site.networks(), site.block("node1")) == ([], "10.56.0.2")
-
-
-def test_what_cannot_work_stops_before_anything_changes(site):
-    bad = [
-        {"name": "one", "type": "macvlan", "master": "eth9", "subnet": "10.42.9.0/24"},
-        {"name": "two", "type": "macvlan", "rail": 0, "mtu": 9000, "resource_name": "rdma/nobody", "ipam": "none"},
-    ]
-    code, output = site.run(networks_attachments=bad)
-    assert code != 0
-    said = ("interface eth9 on each node", "pod network 10.42.0.0/16", "mtu 9000", "rdma/nobody")
-    assert [words for words in said if words not in output] == []
-    assert (site.networks(), site.block("node1")) == ([], None)

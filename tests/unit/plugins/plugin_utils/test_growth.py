@@ -75,17 +75,6 @@ def test_the_networks_of_each_node(world):
     assert growth(prepare) < GENEROUS
 
 
-def test_the_plan_of_test_pods_of_nodes_that_are_in_no_cluster_is_no_list_of_all_for_each(world):
-    made = []
-    for count in (FEW, MANY):
-        cluster = world(count).seen().cluster
-        for member in cluster.read["cluster"]["nodes"]:
-            member.update(name=f"other-{member['name']}", addresses=[])
-        left_out = pods.plan(cluster)["left_out"]
-        made.append(max(map(len, left_out.values())))
-    assert made[1] < made[0] * GENEROUS
-
-
 def test_who_asks_whom():
     def prepare(count):
         nodes = [node(number, tool=None) for number in range(count)]
