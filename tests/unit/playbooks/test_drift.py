@@ -1,21 +1,29 @@
-"""playbooks/drift.yml through bin/drift.py over laid-out trees: each verdict, its exit code, and nothing changed."""
+"""playbooks/drift.yml through bin/drift.py over laid-out trees: each verdict, its exit code, and nothing changed.
+
+The wrapper alone: an exit code is an answer only where this very run has reached a verdict. And the guard: drift cannot
+change anything, what is let through, and that drift compares all that site applies.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import types
 
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
+from ansible_collections.gpufabric.rdma.plugins.callback import drift as recorder
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, running, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+WRAPPER = ROOT / "bin/drift.py"
 DEFINED = json.loads((ROOT / "docs/schemas/results-1.json").read_text())["$defs"]
 SCHEMA = {"$ref": "#/$defs/drift", "$defs": DEFINED}
 AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9}
@@ -31,42 +39,24 @@ class Site:
 
     def __init__(self, folder: pathlib.Path):
         self.folder, self.hosts = folder, {}
-        self.environment = {
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_SSH_TIMEOUT": "3",
-            "PATH": ansible_playbook.search_path(),
-            "PWD": str(folder),
-        }
 
-    def add(self, name: str, fixture: str = "gh200-cx7-roce", **variables) -> pathlib.Path:
-        root = self.folder / name
-        tree.lay_out(tree.load(fixture), root)
-        self.hosts[name] = {
-            "ansible_connection": "local",
-            "discovery_root": str(root),
-            "limits_services": ["k3s"],
-            **variables,
-        }
-        return root
+    def add(self, name: str, fixture: str = "gh200-cx7-roce", **variables) -> None:
+        root = tree.lay_out(tree.load(fixture), self.folder / name)
+        own = {"ansible_connection": "local", "discovery_root": str(root), "limits_services": ["k3s"]}
+        self.hosts[name] = {**own, **variables}
 
-    def command(self, *words) -> tuple[int, str]:
-        common = {"ansible_python_interpreter": node_python.path(), "ansible_become": False, "cluster": False}
+    def command(self, *words, program=None) -> tuple[int, str]:
+        common = {name: value for name, value in running.local(cluster=False).items() if name != "ansible_connection"}
         inventory = {"gpu_nodes": {"vars": common, "hosts": self.hosts}}
         (self.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
-        done = subprocess.run(
-            [str(word) for word in words],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+        ours = {"ANSIBLE_SSH_TIMEOUT": "3", "PATH": ansible_playbook.search_path(), "PWD": str(self.folder)}
+        return running.play(self.folder, *words, program=program, **ours)
+
+    def wrapper(self, *words) -> tuple[int, str]:
+        return self.command(WRAPPER, *words, program=[sys.executable])
 
     def converge(self) -> None:
-        code, output = self.command("ansible-playbook", "-i", "hosts.yml", "gpufabric.rdma.host")
+        code, output = self.command("-i", "hosts.yml", "gpufabric.rdma.host")
         assert code == 0, output
 
     def drift(self, *arguments) -> tuple[int, dict | None, str]:
@@ -74,7 +64,7 @@ class Site:
         written = self.folder / "drift/drift.json"
         written.unlink(missing_ok=True)
         before = self.everything()
-        code, output = self.command(sys.executable, ROOT / "bin/drift.py", "-i", "hosts.yml", *arguments)
+        code, output = self.wrapper("-i", "hosts.yml", *arguments)
         assert self.everything() == before
         document = json.loads(written.read_text()) if written.exists() else None
         if document:
@@ -83,21 +73,14 @@ class Site:
         return code, document, output
 
     def everything(self) -> dict:
-        """{path: (what it is, mode, time of change, content)} of all trees."""
-        return {
-            str(path.relative_to(self.folder)): self._account(path)
-            for name in self.hosts
-            if (self.folder / name).exists()
-            for path in (self.folder / name).rglob("*")
-        }
+        """{path: (mode, time of change, content)} of all trees."""
 
-    @staticmethod
-    def _account(path: pathlib.Path):
-        status = path.lstat()
-        if path.is_symlink():
-            return "link", os.readlink(path)
-        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
-        return content, status.st_mode, status.st_mtime_ns
+        def account(path):
+            content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+            return path.lstat().st_mode, path.lstat().st_mtime_ns, content
+
+        trees = [self.folder / name for name in self.hosts]
+        return {str(path): account(path) for root in trees if root.exists() for path in root.rglob("*")}
 
 
 @pytest.fixture(scope="module")
@@ -117,18 +100,12 @@ def planted(site):
 
     def write(host, path, text):
         target = site.folder / host / path
-        kept.append((target, target.read_bytes() if target.exists() else None))
-        if text is None:
-            target.unlink()
-        else:
-            target.write_text(text)
+        kept.append((target, target.read_bytes()))
+        target.unlink() if text is None else target.write_text(text)
 
     yield write
     for target, content in reversed(kept):
-        if content is None:
-            target.unlink()
-        else:
-            target.write_bytes(content)
+        target.write_bytes(content)
 
 
 def verdicts(document):
@@ -142,8 +119,7 @@ def objects(document, host):
 
 def test_converged_nodes_give_0_and_all_reports(site):
     code, document, output = site.drift()
-    assert code == 0, output
-    assert verdicts(document) == {"node1": "converged", "node2": "converged"}
+    assert (code, verdicts(document)) == (0, {"node1": "converged", "node2": "converged"}), output
     written = {path.name for path in (site.folder / "drift").iterdir()}
     assert written == {"drift.json", "drift.xml", "verdict.json"}
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in (site.folder / "drift").iterdir())
@@ -154,10 +130,8 @@ def test_planted_drifts_give_2_with_exactly_these_differences_and_the_other_node
     planted("node2", OWN["limits"], None)
     planted("node2", OWN["modules"], "mlx5_ib\n")
     planted("node2", OWN["netns"], seen.replace("netns_mode=1", "netns_mode=0"))
-    elsewhere = {"drift_junit_file": "reports/d.xml"}
-    code, document, output = site.drift("-e", json.dumps(elsewhere))
-    assert code == 2, output
-    assert verdicts(document) == {"node1": "converged", "node2": "drift"}
+    code, document, output = site.drift("-e", "drift_junit_file=reports/d.xml")
+    assert (code, verdicts(document)) == (2, {"node1": "converged", "node2": "drift"}), output
     assert objects(document, "node1") == set()
     assert objects(document, "node2") == {
         ("rdma_netns", f"/{OWN['netns']}"),
@@ -175,43 +149,27 @@ def test_a_pending_reboot_gives_3(site, tmp_path):
     pending.add("node1", "doca-loaded-differs-from-disk", limits_services=["containerd"])
     pending.converge()
     code, document, output = pending.drift()
-    assert code == 3, output
-    assert verdicts(document) == {"node1": "reboot_pending"}
+    assert (code, verdicts(document)) == (3, {"node1": "reboot_pending"}), output
     assert any(reason.startswith("reboot pending: ") for reason in document["hosts"][0]["reasons"])
 
 
 def test_a_node_that_does_not_answer_and_one_that_is_refused_give_4_and_hide_no_other(site, planted):
     planted("node2", OWN["limits"], None)
     variables = dict(site.hosts)
+    refused = {**site.hosts["node1"], "rdma_netns_mode": "private", "discovery_expected_hcas": 9}
+    site.hosts.update(away=AWAY, refused=refused)
     try:
-        site.hosts.update(
-            {
-                "away": AWAY,
-                "refused": {**site.hosts["node1"], "rdma_netns_mode": "private", "discovery_expected_hcas": 9},
-            }
-        )
         code, document, output = site.drift()
     finally:
         site.hosts = variables
     assert code == 4, output
-    assert verdicts(document) == {
-        "node1": "converged",
-        "node2": "drift",
-        "away": "unreachable",
-        "refused": "unsafe",
-    }
+    seen = {"node1": "converged", "node2": "drift", "away": "unreachable", "refused": "unsafe"}
+    assert verdicts(document) == seen
     assert objects(document, "node2") == {("limits", f"/{OWN['limits']}")}
     reasons = {host["host"]: "\n".join(host["reasons"]) for host in document["hosts"]}
     assert "variable rdma_netns_mode: wanted" in reasons["refused"]
     assert "Next step:" in reasons["refused"]
     assert reasons["away"].count("unreachable: ") == 1
-
-
-def test_a_single_node_that_does_not_answer_gives_4_although_no_host_is_left(tmp_path):
-    lonely = Site(tmp_path)
-    lonely.hosts["away"] = AWAY
-    code, document, output = lonely.drift()
-    assert (code, verdicts(document)) == (4, {"away": "unreachable"}), output
 
 
 BROKEN = {
@@ -229,7 +187,7 @@ def test_a_broken_play_gives_1_and_leaves_no_verdict_of_an_earlier_run(site, tex
     verdict.write_text('{"exit_code": 0}')
     (site.folder / "broken.yml").write_text(text)
     before = site.everything()
-    code, output = site.command(sys.executable, ROOT / "bin/drift.py", "-i", "hosts.yml", "--playbook", "broken.yml")
+    code, output = site.wrapper("-i", "hosts.yml", "--playbook", "broken.yml")
     assert code == 1, output
     assert "no verdict was reached" in output
     assert not verdict.exists()
@@ -237,29 +195,26 @@ def test_a_broken_play_gives_1_and_leaves_no_verdict_of_an_earlier_run(site, tex
 
 
 def test_an_unreadable_inventory_and_reports_that_cannot_be_written_give_1(site):
-    assert site.command(sys.executable, ROOT / "bin/drift.py", "-i", "nowhere.yml")[0] == 1
+    assert site.wrapper("-i", "nowhere.yml")[0] == 1
     code, document, output = site.drift("-e", "drift_directory=/proc/nothing")
     assert (code, document) == (1, None)
     assert "set drift_directory" in output
 
 
-@pytest.mark.parametrize("by", ["-e", "inventory"])
-def test_the_verdict_goes_where_the_reports_go(site, by):
+def test_the_verdict_goes_where_the_inventory_sends_the_reports(site):
     variables = site.folder / "group_vars/gpu_nodes.yml"
-    variables.parent.mkdir(exist_ok=True)
-    variables.write_text("drift_directory: elsewhere\n" if by == "inventory" else "{}\n")
-    given = ("-e", "drift_directory=elsewhere") if by == "-e" else ()
-    code, output = site.command(sys.executable, ROOT / "bin/drift.py", "-i", "hosts.yml", *given)
+    variables.parent.mkdir()
+    variables.write_text("drift_directory: elsewhere\n")
+    code, output = site.wrapper("-i", "hosts.yml")
     shutil.rmtree(variables.parent)
     assert code == 0, output
     reports = {"drift.json", "drift.xml", "verdict.json"}
     assert {path.name for path in (site.folder / "elsewhere").iterdir()} == reports
     assert not (site.folder / "drift/verdict.json").exists()
-    shutil.rmtree(site.folder / "elsewhere")
 
 
 def test_without_check_mode_the_playbook_stops_before_it_reads_anything(site):
-    code, output = site.command("ansible-playbook", "-i", "hosts.yml", "gpufabric.rdma.drift")
+    code, output = site.command("-i", "hosts.yml", "gpufabric.rdma.drift")
     assert code != 0
     assert "run again with --check" in output
     assert "Gather facts of the node" not in output
@@ -268,7 +223,280 @@ def test_without_check_mode_the_playbook_stops_before_it_reads_anything(site):
 def test_ansible_playbook_by_itself_writes_the_same_reports(site):
     (site.folder / "own.yml").write_text("- ansible.builtin.import_playbook: gpufabric.rdma.drift\n")
     words = ("own.yml", "--check", "-e", "drift_directory=by-hand", "-e", "drift_run=r7")
-    code, output = site.command("ansible-playbook", "-i", "hosts.yml", *words)
+    code, output = site.command("-i", "hosts.yml", *words)
     assert code == 0, output
     verdict = json.loads((site.folder / "by-hand/verdict.json").read_text())
     assert (verdict["run"], verdict["exit_code"], verdict["verdict"]) == ("r7", 0, "converged")
+
+
+# --- the wrapper alone ------------------------------------------------------------------------------------------------
+
+CODES = {"converged": 0, "drift": 2, "reboot_pending": 3, "unsafe": 4, "unreachable": 4}
+# Stands for ansible-playbook and the recorder: writes what PLAN says where the verdict was asked for, and ends as PLAN
+# says.
+RUNNER = """#!{python}
+import json, os, pathlib, signal, sys, time
+plan = json.loads(os.environ["PLAN"])
+handed = json.loads(sys.argv[sys.argv.index("--extra-vars") + 1])
+pathlib.Path("arguments.json").write_text(json.dumps(sys.argv[1:]))
+if "verdict" in plan:
+    written = {{"run": handed["drift_run"], **plan["verdict"]}}
+    place = handed.get("drift_verdict_file", "drift/verdict.json")
+    for path in (pathlib.Path(place), pathlib.Path(os.environ["GPUFABRIC_RDMA_DRIFT_ANSWER"])):
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(plan.get("text") or json.dumps(written))
+if plan.get("sleep"):
+    pathlib.Path("started").touch()
+    time.sleep(plan["sleep"])
+if plan.get("signal"):
+    os.kill(os.getpid(), plan["signal"])
+sys.exit(plan.get("code", 0))
+"""
+
+
+def verdict(*answers, **change):
+    worst = max(answers, key=list(CODES).index)
+    hosts = {f"node{number}": answer for number, answer in enumerate(answers)}
+    found = {"schema": "gpufabric.rdma/drift-verdict/1", "at": "2026-11-22T07:10:00Z", "verdict": worst}
+    return {**found, "exit_code": CODES[worst], "hosts": hosts, **change}
+
+
+@pytest.fixture
+def call(tmp_path):
+    """call(plan of the runner, *arguments): (exit code, what the wrapper says)."""
+    runner = tmp_path / "bin/ansible-playbook"
+    runner.parent.mkdir()
+    runner.write_text(RUNNER.format(python=sys.executable))
+    runner.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{runner.parent}:{os.environ['PATH']}"}
+
+    def run(plan, *arguments, background=False):
+        command = [sys.executable, WRAPPER, *arguments]
+        settings = {"cwd": tmp_path, "env": {**environment, "PLAN": json.dumps(plan)}, "text": True}
+        if background:
+            return subprocess.Popen(command, stderr=subprocess.PIPE, **settings)
+        done = subprocess.run(command, capture_output=True, check=False, **settings)
+        return done.returncode, done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(("answers", "ansible", "code"), [
+    (["converged"], 0, 0),
+    (["converged", "drift"], 0, 2),
+    (["drift", "reboot_pending", "converged"], 0, 3),
+    (["drift", "unsafe", "reboot_pending"], 0, 4),
+    (["converged", "unreachable"], 4, 4),
+    (["converged", "unreachable"], 0, 4),
+    (["unsafe", "converged"], 2, 4),
+])  # fmt: skip
+def test_the_worst_host_gives_the_exit_code(call, answers, ansible, code):
+    seen, told = call({"verdict": verdict(*answers), "code": ansible})
+    assert seen == code, told
+    assert f"exit code {code}" in told
+
+
+NO_VERDICT = {
+    "ansible-playbook ended at once": {"code": 4},
+    "ansible-playbook ended well and nobody wrote": {"code": 0},
+    "an earlier run's verdict": {"code": 0, "verdict": verdict("converged", run="an earlier one")},
+    "not JSON": {"code": 0, "verdict": {}, "text": "{"},
+    "JSON that is no verdict": {"code": 0, "verdict": {}, "text": "[]"},
+    "another schema": {"code": 0, "verdict": verdict("converged", schema="gpufabric.rdma/drift/1")},
+    "no host": {"code": 0, "verdict": verdict("converged", hosts={})},
+    "a code that is not the worst host's": {"code": 0, "verdict": verdict("drift", verdict="converged", exit_code=0)},
+    "an answer that nobody knows": {"code": 0, "verdict": verdict("converged", hosts={"a": "fine"})},
+    "converged, and yet a host failed": {"code": 2, "verdict": verdict("converged")},
+    "drift, and yet an unexpected exception": {"code": 250, "verdict": verdict("drift")},
+    "unreachable, and yet an error": {"code": 1, "verdict": verdict("unreachable")},
+    "killed after its verdict": {"signal": signal.SIGKILL, "verdict": verdict("converged")},
+}
+
+
+@pytest.mark.parametrize("plan", NO_VERDICT.values(), ids=NO_VERDICT)
+def test_without_a_verdict_of_this_run_the_exit_code_is_1(call, plan):
+    seen, told = call(plan)
+    assert (seen, "no verdict was reached" in told) == (1, True)
+
+
+def test_a_stale_verdict_goes_and_a_runner_that_is_not_there_is_no_verdict(call, tmp_path):
+    assert call({"verdict": verdict("converged")})[0] == 0
+    assert (tmp_path / "drift/verdict.json").exists()
+    assert call({"code": 4})[0] == 1
+    assert not (tmp_path / "drift/verdict.json").exists()
+    assert [call({}, *words)[0] for words in (("--runner", "no-such-program"), ("--runner",))] == [1, 1]
+
+
+def test_what_ansible_is_handed(call, tmp_path):
+    assert call({"verdict": verdict("drift")}, "--verdict-file", "out/v.json", "-i", "hosts", "--limit", "a:b")[0] == 2
+    passed = json.loads((tmp_path / "arguments.json").read_text())
+    assert passed[:5] == ["-i", "hosts", "--limit", "a:b", "--check"]
+    assert passed[-1] == "gpufabric.rdma.drift"
+    assert json.loads(passed[-2])["drift_verdict_file"] == str(tmp_path / "out/v.json")
+    assert call({"verdict": verdict("drift")}, "-e", "drift_directory=out")[0] == 2
+    handed = json.loads((tmp_path / "arguments.json").read_text())[-2]
+    assert set(json.loads(handed)) == {"drift_run"}, "where the verdict goes is for the options to say"
+
+
+def test_ended_from_outside_it_ends_ansible_and_gives_no_verdict(call, tmp_path):
+    process = call({"verdict": verdict("converged"), "sleep": 60}, background=True)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(timeout=10) == 1
+    process.stderr.close()
+
+
+# --- the guard --------------------------------------------------------------------------------------------------------
+
+PLAYBOOK = yaml.safe_load((ROOT / "playbooks/drift.yml").read_text())
+BUILTIN = "ansible.builtin."
+# What a task would write, and how it asks to.
+WRITING = {
+    "copied": {"copy": {"content": "x", "dest": "{{ folder }}/copied"}},
+    "touched": {"command": {"argv": ["touch", "{{ folder }}/touched"]}},
+    "shelled": {"shell": "touch {{ folder }}/shelled"},
+    "raw": {"raw": "touch {{ folder }}/raw"},
+    "scripted": {"script": "{{ folder }}/script.sh"},
+    "included": {"include_tasks": "included.yml"},
+}
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "and without the guard it would have"])
+def test_a_guarded_play_writes_nothing_whatever_its_tasks_ask_for(tmp_path, guarded):
+    (tmp_path / "script.sh").write_text(f"#!/bin/sh\ntouch {tmp_path}/scripted\n")
+    folder = {"path": "{{ folder }}/included", "state": "directory"}
+    (tmp_path / "included.yml").write_text(json.dumps([{"check_mode": False, "ansible.builtin.file": folder}]))
+    tasks = []
+    for name, task in WRITING.items():
+        asks = {} if name == "included" else {"check_mode": False}
+        own = {"name": name, **asks, **{BUILTIN + action: given for action, given in task.items()}}
+        tasks.append({"block": [own], "rescue": [{"ansible.builtin.meta": "noop"}]})
+    known = running.local(folder=str(tmp_path), __drift_guarded=guarded)
+    play = {"hosts": "localhost", "gather_facts": False, "vars": known, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    ours = {"ANSIBLE_CONFIG": ansible_playbook.no_settings(), "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path)}
+    ours["ANSIBLE_CALLBACKS_ENABLED"] = "gpufabric.rdma.drift"
+    code, output = running.play(tmp_path, "-i", "localhost,", "play.yml", **ours)
+    assert code == 0, output
+    assert {name for name in WRITING if (tmp_path / name).exists()} == (set() if guarded else set(WRITING))
+    for name in ("shelled", "raw", "scripted"):
+        assert (f"task {name}: wanted an action that is known to respect check mode" in output) is guarded
+
+
+@pytest.mark.parametrize("action", ["gpufabric.rdma.node_facts", "ansible.builtin.command", "drift", "x.y.drift"])
+@pytest.mark.parametrize("mark", ["begin", "note", "end"])
+def test_a_nodes_answer_is_no_mark(tmp_path, mark, action):
+    answer = {"drift_mark": mark, "hosts": ["node1", "node2"], "text": "clean", "settings": {}}
+    host = types.SimpleNamespace(get_name=lambda: "node1")
+    task = types.SimpleNamespace(action=action, get_name=lambda: "Read", _role=None)
+    result = types.SimpleNamespace(_result=answer, _host=host, _task=task, _task_fields={})
+    listener = recorder.CallbackModule()
+    listener.v2_runner_on_ok(result)
+    assert listener._record is None
+    listener._record = recorder.verdicts.Record(["node1", "node2"])
+    listener.v2_runner_on_ok(result)
+    assert listener._record.unfinished() == ["node1", "node2"]
+
+
+def test_every_play_on_nodes_is_guarded_and_in_check_mode():
+    plays = [play for play in PLAYBOOK if "hosts" in play]
+    assert len(plays) == 4
+    for play in plays:
+        assert play["check_mode"] is True
+        assert play["vars"][recorder.GUARD_VARIABLE] is True
+        assert play["strategy"] == "ansible.builtin.linear"
+        assert "any_errors_fatal" not in play
+    imported = [play["ansible.builtin.import_playbook"] for play in PLAYBOOK if "hosts" not in play]
+    in_memory = {f"ansible.builtin.{name}" for name in ("group_by", "add_host", "set_fact")}
+    in_memory |= {"gpufabric.rdma.refuse", "gpufabric.rdma.report"}
+    tasks = [task for playbook in imported for task in steps_of(playbook)]
+    assert len(tasks) > 2
+    assert all(set(task) & in_memory for task in tasks)
+
+
+def steps_of(playbook):
+    """The tasks of a playbook and of those that it imports, those of blocks one by one."""
+    found = []
+    for play in yaml.safe_load((ROOT / "playbooks" / playbook).read_text()):
+        if "hosts" not in play:
+            found += steps_of(play["ansible.builtin.import_playbook"])
+        for task in play.get("tasks", []):
+            found += task.get("block", [task])
+    return found
+
+
+def test_every_module_of_ours_knows_check_mode():
+    for path in sorted((ROOT / "plugins/modules").glob("*.py")):
+        text = path.read_text()
+        documentation = yaml.safe_load(text.split('DOCUMENTATION = r"""')[1].split('"""')[0])
+        fragments = documentation.get("extends_documentation_fragment", [])
+        own = documentation.get("attributes", {}).get("check_mode", {}).get("support")
+        assert own in ("full", "partial") or fragments, path.name
+        if "AnsibleModule(" in text:
+            assert "supports_check_mode=True" in text, path.name
+
+
+def tasks_of(path):
+    """All tasks of a file, those in blocks too."""
+
+    def walk(tasks):
+        for task in tasks:
+            yield task
+            for section in ("block", "rescue", "always"):
+                yield from walk(task.get(section) or [])
+
+    return list(walk(yaml.safe_load(path.read_text()) or []))
+
+
+def roles_named(path):
+    """(role, tasks_from) of each role that a task file brings in."""
+    words = ("ansible.builtin.import_role", "ansible.builtin.include_role")
+    found = [task[word] for task in tasks_of(path) for word in words if word in task]
+    return [(item["name"].rpartition(".")[2], item.get("tasks_from", "main")) for item in found]
+
+
+def applied(play):
+    """Names in their order; of some the nodes come first and the objects of all later."""
+    names = [role["role"] for role in play.get("roles", [])]
+    for task in [*play.get("pre_tasks", []), *play.get("tasks", [])]:
+        named = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role")
+        if named and named.get("tasks_from", "main") in ("main", "nodes"):
+            names += task.get("loop") or [named["name"]]
+    # The role discovery plans for the others.
+    return [name for name in (role.rpartition(".")[2] for role in names) if name != "discovery"]
+
+
+def test_drift_compares_every_role_that_host_and_cluster_apply_in_their_order():
+    def order(name):
+        plays = yaml.safe_load((ROOT / "playbooks" / name).read_text())
+        return [role for play in plays if "hosts" in play for role in applied(play)]
+
+    compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/host.yml")))
+    assert compared == ["driver", *(role for role in order("layers/host.yml") if role != "reboot")]
+    compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/cluster.yml")))
+    assert compared == order("layers/cluster.yml")
+
+
+def test_a_role_that_is_compared_in_pieces_is_compared_whole():
+    words = ("ansible.builtin.import_tasks", "ansible.builtin.include_tasks")
+    named = roles_named(ROOT / "roles/drift/tasks/cluster.yml")
+    for role in {role for role, file in named if file != "main"}:
+        main = tasks_of(ROOT / f"roles/{role}/tasks/main.yml")
+        pieces = [task[word].removesuffix(".yml") for task in main for word in words if word in task]
+        assert [file for name, file in named if name == role] == pieces
+    named = set(roles_named(ROOT / "roles/drift/tasks/host.yml"))
+    whole = {"node_firewall", "rdma_netns", "kernel_modules", "limits", "rail_links"}
+    assert named == {(role, "main") for role in whole} | {("driver", "plan"), ("kernel_modules", "initramfs")}
+
+
+def test_no_action_on_the_way_is_one_that_the_guard_would_refuse():
+    for path in [*(ROOT / "roles").glob("*/tasks/*.yml")]:
+        # Drift has set up no address to verify.
+        if path.name == "address_verify.yml" or path.parents[1].name in ("verification", "reboot"):
+            continue
+        for task in tasks_of(path):
+            actions = [key for key in task if key.startswith(("ansible.", "community.", "gpufabric.rdma."))]
+            for action in actions:
+                assert action in recorder.HARMLESS or action.startswith(recorder.OURS), f"{path}: {action}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pathlib
 import re
+import sys
 
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import libraries
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
 
@@ -66,26 +68,11 @@ def test_all_problems_of_all_layers_and_hosts_come_in_one_list_before_anything_c
     }
     clustered = {f"node{number}": node("h100-8x-cx7-ib", number + 2, **cluster) for number in (1, 2)}
     clustered["node2"]["rdma_netns_mode"] = "private"
-    for hosts, lines in (
-        (
-            nodes,
-            (
-                *("typo  variable kernel_modules_gpudirct", "typo  variable rdma_netns_mode", "wrong  HCA"),
-                *(
-                    "wrong  discovery_expected_ports: mlx5_7/1",
-                    "undefined  variable limits_memlock",
-                    "away  connection",
-                ),
-            ),
-        ),
-        (
-            clustered,
-            (
-                *("node2  variable rdma_netns_mode", f"the controller  {tmp_path}/nothing/bundle.yml"),
-                *("node1, node2  variable cni_plugins_names", "node1, node2  variable multus_global_namespaces"),
-            ),
-        ),
-    ):
+    of_nodes = ("typo  variable kernel_modules_gpudirct", "typo  variable rdma_netns_mode", "wrong  HCA")
+    of_nodes += ("wrong  discovery_expected_ports: mlx5_7/1", "undefined  variable limits_memlock", "away  connection")
+    of_roles = ("node2  variable rdma_netns_mode", f"the controller  {tmp_path}/nothing/bundle.yml")
+    of_roles += ("node1, node2  variable cni_plugins_names", "node1, node2  variable multus_global_namespaces")
+    for hosts, lines in ((nodes, of_nodes), (clustered, of_roles)):
         before = files(hosts)
         code, output = play("site", hosts)
         assert code != 0
@@ -97,50 +84,26 @@ def test_all_problems_of_all_layers_and_hosts_come_in_one_list_before_anything_c
     assert output.count("k3s_service_cidr") == listed.count("k3s_service_cidr") > 0, "one list, not two"
 
 
-def test_a_run_writes_what_check_mode_announced_and_a_second_run_nothing(play, node):
-    hosts = {"node1": node("h100-8x-cx7-ib", limits_services=["k3s"])}
-    root, before = hosts["node1"]["discovery_root"], files(hosts)
+def test_a_run_writes_what_check_mode_announced_and_its_page_and_a_second_run_nothing(play, node, tmp_path):
+    hosts = {f"node{number}": node("h100-8x-cx7-ib", number, limits_services=["k3s"]) for number in (1, 2)}
+    root, before, page = hosts["node1"]["discovery_root"], files(hosts), tmp_path / "hosts-report.html"
     code, announced = play("site", hosts, "--check")
-    assert (code, files(hosts)) == (0, before), announced
+    assert (code, files(hosts), page.exists()) == (0, before, False), announced
+    assert f"\nThe report would be {page}\n" in announced
     code, first = play("site", hosts)
     assert code == 0, first
-    written = [str(path) for path in files(hosts) if path not in before]
-    assert written
+    written = [
+        str(path).removeprefix(root) for path in files(hosts) if path not in before and str(path).startswith(root)
+    ]
     plan = announced.partition("PLAY [Configure the nodes")[0]
-    assert [path for path in written if path.removeprefix(root) not in plan] == [], "the plan names each file"
-    code, second = play("site", hosts)
-    assert (code, "changed=0" in second) == (0, True), second
-
-
-def test_verify_fails_on_a_node_that_was_never_set_up_and_says_what_to_do(play, node):
-    code, output = play("verify", {"node1": node("gh200-cx7-roce")})
-    assert code != 0
-    assert "node1  /etc/modules-load.d/gpufabric-rdma.conf" in output
-    assert re.search(r"next step  run ansible-playbook -i \S+hosts.yml gpufabric.rdma.host", output), output
-
-
-def page_of(output):
-    """Where the last line before the recap says that the page is."""
-    (path,) = re.findall(r"^The report is (/\S+)$", output, re.MULTILINE)
-    return pathlib.Path(path)
-
-
-def test_a_run_ends_with_the_page_beside_the_inventory_and_says_where(play, node, tmp_path):
-    hosts = {f"node{number}": node("h100-8x-cx7-ib", number, limits_services=["k3s"]) for number in (1, 2)}
-    expected = tmp_path / "hosts-report.html"
-    code, announced = play("site", hosts, "--check")
-    assert (code, expected.exists()) == (0, False), announced
-    assert f"\nThe report would be {expected}\n" in announced
-    code, output = play("site", hosts)
-    assert code == 0, output
-    assert page_of(output) == expected
-    assert output.index("Verification on 2 nodes") < output.index("The report is") < output.index("PLAY RECAP")
-    text = expected.read_text()
-    assert "node1" in text
-    assert "node2" in text
-    expected.unlink()
-    code, output = play("site", hosts, "-e", "report_written=false")
-    assert (code, expected.exists(), "report would be" in output) == (0, False, False), output
+    assert written
+    assert [path for path in written if path not in plan] == [], "the plan names each file"
+    said = first.index(f"\nThe report is {page}\n")
+    assert first.index("Verification on 2 nodes") < said < first.index("PLAY RECAP")
+    assert [name for name in hosts if name not in page.read_text()] == []
+    page.unlink()
+    code, second = play("site", hosts, "-e", "report_written=false")
+    assert (code, second.count("changed=0"), page.exists(), "report would be" in second) == (0, 2, False, False), second
 
 
 def test_a_run_whose_checks_fail_ends_with_the_page_and_with_its_failure(play, node, tmp_path):
@@ -153,7 +116,7 @@ def test_a_run_whose_checks_fail_ends_with_the_page_and_with_its_failure(play, n
     assert "of the checks failed" in output
     failed = re.findall(r"^(node\d) .* failed=(\d)", output, re.MULTILINE)
     assert failed == [("node1", "0"), ("node2", "1")], "each host fails by its own checks"
-    assert page_of(output) == tmp_path / "new/page.html"
+    assert f"\nThe report is {tmp_path}/new/page.html\n" in output
     assert "Rack A" in (tmp_path / "new/page.html").read_text()
 
 
@@ -170,3 +133,83 @@ def test_a_page_that_could_not_be_written_is_in_the_list_before_anything_changes
     assert files(hosts) == before
     code, output = play("host", hosts, "--check", "-e", f"report_file={tmp_path}/file/page.html")
     assert f"{tmp_path}/file" not in output, "host.yml writes none"
+
+
+# --- a run over no node has checked nothing: it fails and names the group ---------------------------------------------
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+# What runs on the controller: no node is needed.
+WITHOUT_NODES = ["bundle", "import_policy", "report"]
+PLAYBOOKS = sorted({path.stem for path in ROOT.glob("playbooks/*.yml")} - {*WITHOUT_NODES})
+
+
+def run(tmp_path, playbook, inventory, *arguments, **options):
+    """Output of a run that is refused before any node is called, in one line."""
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    code, output = running.play(tmp_path, "-i", "hosts.yml", f"gpufabric.rdma.{playbook}", *arguments, **options)
+    assert (code, "UNREACHABLE" in output) == (2, False), output
+    return " ".join(output.split())
+
+
+OTHERS = {"gpu_node": {"hosts": {"a": {"ansible_connection": "ssh", "ansible_host": "192.0.2.1"}}}}
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_an_inventory_without_the_group_is_refused(tmp_path, playbook):
+    output = run(tmp_path, playbook, OTHERS)
+    for text in ("group gpu_nodes", "at least one node", "hosts only in: gpu_node", "discovery_hosts"):
+        assert text in output
+
+
+@pytest.mark.parametrize(("inventory", "arguments", "words"), [
+    ({"all": {"hosts": {}}}, (), ("group gpu_nodes", "no hosts")),
+    ({"gpu_nodes": {"hosts": {}}}, (), ("group gpu_nodes", "no hosts")),
+    ({**OTHERS, "gpu_nodes": {"hosts": {"b": {}}}}, ("--limit", "a"), ("group gpu_nodes", "none within --limit a")),
+    (OTHERS, ("-e", "discovery_hosts=racks"), ("group racks", "hosts only in: gpu_node")),
+])  # fmt: skip
+def test_each_way_to_no_node_is_named(tmp_path, inventory, arguments, words):
+    output = run(tmp_path, "discover", inventory, *arguments)
+    assert [text for text in words if text not in output] == [], output
+
+
+@pytest.mark.parametrize("playbook", WITHOUT_NODES)
+def test_a_limit_without_the_controller_is_refused_where_nothing_else_works(tmp_path, playbook):
+    output = run(tmp_path, playbook, OTHERS, "--limit", "a", "-e", "policy_files=none.yaml")
+    assert "--limit a: wanted localhost" in output
+
+
+def test_a_policy_is_compared_with_nodes_or_refused(tmp_path):
+    (tmp_path / "policy.yml").write_text("{}")
+    output = run(tmp_path, "import_policy", OTHERS, "-e", "policy_files=policy.yml", "-e", "policy_hosts=gpu_nodes")
+    assert "group gpu_nodes: wanted at least one node" in output
+    assert not (tmp_path / "group_vars").exists()
+
+
+def test_a_controller_without_netaddr_is_refused_before_any_node_is_called(tmp_path):
+    """The cluster layer met it after the host layer had changed the nodes; what refuses is first in each playbook."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\n\nsys.modules['netaddr'] = None\n")
+    python = [sys.executable, "-m", "ansible", "playbook"]
+    inventory = {"gpu_nodes": {"hosts": {"a": {"ansible_host": "192.0.2.1"}}}}
+    output = run(tmp_path, "site", inventory, program=python, PYTHONPATH=str(tmp_path))
+    assert "-m pip install netaddr" in output
+
+
+@pytest.mark.parametrize(("said", "answer"), [
+    ({}, "site:cluster"),
+    ({"cluster": None}, "site:cluster"),
+    ({"cluster": "no"}, "Host layer only"),
+    ({"cluster": True}, "Host and cluster layer, by cluster: true"),
+    ({"k3s_bundle_dir": "/srv/bundle"}, "Host and cluster layer, by k3s_bundle_dir"),
+    ({"cluster": False, "k3s_bundle_dir": "/srv/bundle"}, "Host layer only"),
+])  # fmt: skip
+def test_site_says_which_layers_it_runs_or_asks_before_any_node_is_called(tmp_path, said, answer):
+    node = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9, **said}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"hosts": {"a": node}}}))
+    _code, output = running.play(tmp_path, "-i", "hosts.yml", "gpufabric.rdma.site", ANSIBLE_SSH_TIMEOUT="2")
+    assert answer in " ".join(output.split())
+    assert ("Gather facts of the node" in output) is (answer != "site:cluster")
+
+
+def test_a_controller_with_an_older_ansible_core_is_refused():
+    assert [finding.id for finding in libraries.findings([], core="2.18.19")] == ["controller:ansible-core"]
+    assert [libraries.findings([], core=core) for core in ("2.19.0", "2.20.1rc1", "2.21.4")] == [[], [], []]

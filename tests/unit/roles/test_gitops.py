@@ -12,7 +12,9 @@ import subprocess
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops.folder import MARK, name_of, text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, settle
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder as planner
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops.folder import MARK, name_of
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 
 ROLES = ("flannel", "node_ready", "multus", "networks", "device_plugin")
@@ -31,20 +33,17 @@ class Site:
     def __init__(self, folder: pathlib.Path):
         self.folder, self.git = folder, folder / "git/rack1"
         self.cluster = kubectl_cluster.Cluster(folder / "cluster.json")
-        hosts = {}
-        for name in ("node1", "node2"):
-            tree.lay_out(tree.load("lab-rxe-debian12"), folder / name)
-            (folder / name / "proc/sys/kernel/hostname").write_text(f"{name}\n")
-            hosts[name] = {"discovery_root": str(folder / name)}
+        self.roots = [tree.lay_out(tree.load("lab-rxe-debian12"), folder / name) for name in ("node1", "node2")]
+        for root in self.roots:
+            (root / "proc/sys/kernel/hostname").write_text(f"{root.name}\n")
         self.cluster.install(folder / "bin/k3s")
         self.cluster.add(kubectl_cluster.definition("nfd.k8s-sigs.io", "NodeFeatureRule", "nodefeaturerules"))
         self.cluster.state(tokens={"*": "secret-token"})
         rails = [{"hca": "rxe0"}, {"hca": "rxe1"}]
         common = running.local(discovery_software_hcas=True, discovery_rails=rails, **VARIABLES)
-        inventory = {"gpu_nodes": {"hosts": hosts, "vars": common}, "k3s_servers": {"hosts": {"node1": {}}}}
+        nodes = {"hosts": {root.name: {"discovery_root": str(root)} for root in self.roots}, "vars": common}
+        inventory = {"gpu_nodes": nodes, "k3s_servers": {"hosts": {"node1": {}}}}
         (folder / "hosts.json").write_text(json.dumps(inventory))
-        facts = {"root": "{{ discovery_root }}", "software_hcas": True, "rails": "{{ discovery_rails }}"}
-        self.facts = {"gpufabric.rdma.hca_facts": facts}
 
     def play(self, name: str, *arguments: str, **variables) -> tuple[int, str]:
         return running.play(self.folder, "-i", "hosts.json", name, "--diff", "-e", json.dumps(variables), *arguments)
@@ -53,7 +52,9 @@ class Site:
         return self.play("gpufabric.rdma.render", *arguments, **variables)
 
     def apply(self, *arguments: str, roles=ROLES, **variables) -> tuple[int, str]:
-        tasks = [self.facts, *({"ansible.builtin.import_role": {"name": f"gpufabric.rdma.{role}"}} for role in roles)]
+        facts = {"root": "{{ discovery_root }}", "software_hcas": True, "rails": "{{ discovery_rails }}"}
+        tasks = [{"gpufabric.rdma.hca_facts": facts}]
+        tasks += [{"ansible.builtin.import_role": {"name": f"gpufabric.rdma.{role}"}} for role in roles]
         play = {"hosts": "gpu_nodes", "gather_facts": False, "any_errors_fatal": True, "tasks": tasks}
         (self.folder / "apply.yml").write_text(json.dumps([play]))
         return self.play("apply.yml", *arguments, **variables)
@@ -76,12 +77,8 @@ class Site:
             (self.git / path).write_bytes(content)
 
     def nodes(self) -> dict:
-        found = {}
-        for name in ("node1", "node2"):
-            for path in (self.folder / name).rglob("*"):
-                if path.is_file() and not path.is_symlink():
-                    found[path] = (path.read_bytes(), path.stat().st_mtime_ns)
-        return found
+        files = [path for root in self.roots for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
     def applied(self) -> list[dict]:
         """What any real apply was handed, and nothing else can write: see the double's verbs."""
@@ -116,7 +113,7 @@ def test_each_role_s_folder_has_byte_for_byte_what_the_role_applies(site, render
     assert code == 0, output
     sent = [item for item in site.applied() if item["kind"] != "Secret"]
     assert len(site.applied()) == len(sent) + 2, "the tokens of the nodes, which are never rendered"
-    expected = {f"{role_of(item)}/{name_of(item)}": (MARK + text(item)).encode() for item in sent}
+    expected = {f"{role_of(item)}/{name_of(item)}": (MARK + planner.text(item)).encode() for item in sent}
     assert {path.partition("/")[0] for path in expected} == set(ROLES)
     kustomizations = {"kustomization.yaml", *(f"{role}/kustomization.yaml" for role in ROLES)}
     assert set(rendered) == set(expected) | kustomizations
@@ -158,12 +155,9 @@ def test_a_second_run_changes_nothing_what_is_not_wanted_goes_and_what_is_not_ou
 
 
 def test_what_cannot_be_rendered_is_refused_before_anything_is_written(site):
-    wrong = {
-        "cluster_objects_owner": "argo",
-        "cluster_objects_foldr": "x",
-        "multus_global_namespaces": ["kube-system"],
-        "networks_attachments": [{"name": "one", "type": "macvlan", "master": "eth9"}],
-    }
+    wrong = {"cluster_objects_owner": "argo", "cluster_objects_foldr": "x"}
+    wrong |= {"multus_global_namespaces": ["kube-system"]}
+    wrong |= {"networks_attachments": [{"name": "one", "type": "macvlan", "master": "eth9"}]}
     for arguments, variables, words in (
         ((), {"cluster_objects_folder": ""}, ["variable cluster_objects_folder"]),
         (("--limit", "node2"), {}, ["nodes of this run", "without node1"]),
@@ -182,9 +176,8 @@ def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_eac
     synced = site.cluster.objects
     code, output = site.apply(cluster_objects_owner="gitops")
     assert code == 0, output
-    assert {(item["kind"], item.get("type")) for item in site.applied()} == {
-        ("Secret", "kubernetes.io/service-account-token")
-    }, "the tokens that the nodes lacked, and nothing else"
+    applied = {(item["kind"], item.get("type")) for item in site.applied()}
+    assert applied == {("Secret", "kubernetes.io/service-account-token")}, "the tokens that the nodes lacked"
     left = {name: item for name, item in site.cluster.objects.items() if item["kind"] != "Secret"}
     assert left == synced
     waited = [call[2] for call in site.cluster.calls("rollout")]
@@ -201,10 +194,7 @@ def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_eac
     said = " ".join(output.split())
     assert code != 0
     assert 'ConfigMap kube-flannel/kube-flannel-cfg: wanted data.net-conf.json "{' in said
-    assert (
-        'seen data.net-conf.json "{}". Next step: run ansible-playbook -i INVENTORY gpufabric.rdma.render, commit'
-        in said
-    )
+    assert 'seen data.net-conf.json "{}". Next step: run ansible-playbook -i INVENTORY gpufabric.rdma.render' in said
     code, output = site.apply("--check", roles=["networks"], cluster_objects_owner="gitops")
     said = " ".join(output.split())
     assert code != 0
@@ -219,3 +209,119 @@ def test_with_gitops_check_mode_without_an_api_server_says_what_was_not_compared
     code, output = site.apply("--check", roles=["flannel"], cluster_objects_owner="gitops")
     assert code == 0, output
     assert "6 cluster objects were not compared: no API server responds" in " ".join(output.split())
+
+
+# --- the folder: names, texts, and which files come and go ------------------------------------------------------------
+
+
+def config_map(name, namespace="default", **data):
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": data}
+
+
+ROLE = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "system:ours"}}
+RENDERED = {"networks": [config_map("b"), config_map("a", "train")], "multus": [ROLE]}
+
+
+def wanted(rendered=None):
+    return planner.files(RENDERED if rendered is None else rendered)
+
+
+def bring(folder, files, check_mode=False):
+    return settle(
+        read=lambda: planner.read(folder, files),
+        plan=lambda found: planner.plan(found, files),
+        apply=lambda changes: planner.apply(folder, changes),
+        check_mode=check_mode,
+    )
+
+
+def test_the_lists_keep_the_order_they_were_given():
+    files = wanted()
+    assert set(files) == {
+        "kustomization.yaml", "networks/kustomization.yaml", "networks/configmap_default_b.yaml",
+        "networks/configmap_train_a.yaml", "multus/kustomization.yaml", "multus/clusterrole_system_ours.yaml",
+    }  # fmt: skip
+    assert all(text.startswith(planner.MARK) for text in files.values())
+    assert yaml.safe_load(files["kustomization.yaml"])["resources"] == ["networks", "multus"]
+    listed = yaml.safe_load(files["networks/kustomization.yaml"])["resources"]
+    assert listed == ["configmap_default_b.yaml", "configmap_train_a.yaml"]
+
+
+@pytest.mark.parametrize("name", ["x/../../../site/all", "..", ".", "", "a/b", "/etc/x", "a\n", "-rf", "a b", "a%2fb"])
+def test_a_name_that_is_none_writes_nothing(tmp_path, name):
+    for item in (config_map(name), config_map("a", name or "/")):
+        with pytest.raises(Refused) as refused:
+            bring(tmp_path, wanted({"networks": [config_map("fine"), item]}))
+        assert [finding.id for finding in refused.value.findings] == ["gitops:name"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [
+    *("", "y", "No", "null", "~", "1e3", "0o17", "017", "1_000", "12:30", "2026-11-22", ".inf", "=", "a: b"),
+    *("a #b", "- a", "{a}", "*a", "&a", "!a", "%a", "@a", "`a", "'a'", '"a"', " a", "a ", "a\\b", "ä", "\t"),
+    *("one\ntwo\n", "one\ntwo", "one\n\n", "\none", " one\ntwo", "one \ntwo", "a\tb\nc", "x y " * 90),
+])  # fmt: skip
+def test_a_text_is_quoted_wherever_a_parser_could_take_it_for_something_else(value):
+    item = {"data": {value: value}, "list": [value, True, None, 7]}
+    text = planner.text(item)
+    assert yaml.safe_load(text) == item
+    assert planner.text(yaml.safe_load(text)) == text
+    plain = next(line for line in planner.text([value]).splitlines())[2:]
+    assert plain.startswith(('"', "|")), plain
+
+
+def test_files_come_and_go_and_a_second_run_changes_nothing(tmp_path):
+    made, changes = bring(tmp_path / "new/git", wanted(), check_mode=True)
+    assert {change.action for change in changes} == {"write"}
+    assert not (tmp_path / "new").exists()
+    folder = tmp_path / "new/git"
+    bring(folder, wanted())
+    assert bring(folder, wanted())[1] == []
+    (folder / ".git").mkdir()
+    (folder / ".git/config").write_text("theirs")
+    (folder / "multus/binary").write_bytes(b"\xff\xfe")
+    (folder / "theirs").mkdir()
+    (folder / "theirs/kustomization.yaml").write_text("resources: []\n")
+    made, changes = bring(folder, wanted({"networks": [config_map("b", x="1")]}))
+    kept = {"kustomization.yaml", "networks/kustomization.yaml", "networks/configmap_default_b.yaml"}
+    gone = {"networks/configmap_train_a.yaml", "multus/kustomization.yaml", "multus/clusterrole_system_ours.yaml"}
+    assert {change.object for change in changes if change.action == "write"} == kept
+    assert {change.object for change in changes if change.action == "remove"} == gone
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert left == kept | {".git/config", "multus/binary", "theirs/kustomization.yaml"}
+    # Of a directory that holds nothing of ours any more nothing is known, so nothing is said.
+    assert made.notes == []
+
+
+def test_an_edited_file_is_written_again_a_foreign_one_named_and_an_empty_directory_goes(tmp_path):
+    bring(tmp_path, wanted())
+    edited = tmp_path / "multus/clusterrole_system_ours.yaml"
+    edited.write_text(edited.read_text() + "aggregationRule: {}\n")
+    _made, changes = bring(tmp_path, wanted())
+    assert [change.object for change in changes] == ["multus/clusterrole_system_ours.yaml"]
+    assert "aggregationRule" in changes[0].before
+    (tmp_path / "multus/mine.yaml").write_text("kind: Mine\n")
+    made, changes = bring(tmp_path, wanted())
+    assert (changes, [note.split()[0] for note in made.notes]) == ([], ["multus/mine.yaml"])
+    (tmp_path / "multus/mine.yaml").unlink()
+    bring(tmp_path, wanted({"networks": []}))
+    assert not (tmp_path / "multus").exists()
+
+
+@pytest.mark.parametrize(("path", "content"), [
+    ("kustomization.yaml", "resources: []\n"),
+    ("kustomization.yml", "resources: []\n"),
+    ("multus", "a file"),
+    ("multus", None),
+    ("networks/configmap_train_a.yaml", None),
+    ("networks/Kustomization", "kind: Kustomization\n"),
+])  # fmt: skip
+def test_what_is_in_the_way_stops_before_anything_is_written(tmp_path, path, content):
+    """None: a symbolic link."""
+    (tmp_path / "networks").mkdir()
+    (tmp_path / path).symlink_to("/etc/hostname") if content is None else (tmp_path / path).write_text(content)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(Refused) as refused:
+        bring(tmp_path, wanted())
+    assert [finding.object for finding in refused.value.findings] == [path]
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,7 +1,8 @@
-"""Whatever strings variables and facts hold: what roles render keeps its structure."""
+"""What roles render: a value stays a value whatever it holds and however it is spelt; pods start on taints."""
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import pathlib
@@ -16,24 +17,28 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import h
 from ansible_collections.gpufabric.rdma.tests.tools import rendering
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+TOOLS = "ansible_collections.gpufabric.rdma.tests.tools"
+PROGRAM = (
+    "from ansible.plugins.loader import init_plugin_loader; init_plugin_loader([]); "
+    f"from {TOOLS} import rendered_options; rendered_options.main()"
+)
+
+
+def told_by(folder, *words):
+    """What a tool prints in a process of its own: Ansible's collection loader has to be at work."""
+    path = ":".join(filter(None, sys.path))
+    environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": path, "ANSIBLE_HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+# --- hostile strings --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    done = subprocess.run(
-        [sys.executable, rendering.__file__],
-        env={
-            **os.environ,
-            "ANSIBLE_COLLECTIONS_PATH": ":".join(filter(None, sys.path)),
-            "ANSIBLE_HOME": str(tmp_path_factory.mktemp("home")),
-            "LC_ALL": "C.UTF-8",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return told_by(tmp_path_factory.mktemp("home"), rendering.__file__)
 
 
 def test_a_value_stays_a_value_in_every_text_that_roles_render(told):
@@ -101,20 +106,75 @@ def test_no_option_takes_what_cannot_be_printed(name):
         assert [finding.object for finding in found] != [], ascii(text)
 
 
-@pytest.mark.parametrize(
-    ("name", "good", "bad"),
-    [
-        (
-            "k3s_node_name",
-            ["node1", "gpu-1.example.com", "1"],
-            ['bad1 #","good1', "Node1", "-a", "a..b", "a" * 254],
-        ),
-        ("verification_namespace", ["gpufabric-verification"], ["a.b", "A", "a b", "-a", "x" * 64, "kube-system\n"]),
-        ("multus_conf_directory", ["/etc/cni/net.d"], ["etc", "/a b", "/a%n", "/a$b", '/a"', "/a\nb", "/a:b"]),
-        ("multus_image", ["ghcr.io/a/b:v1", "localhost:5000/x@sha256:0a"], ["a b", "a: b", "-a", 'a"', "{a}"]),
-        ("device_plugin_metrics_address", [":9808", "[::1]:9808", ""], [":1 -x", ":1\n", "$HOME:1"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "good", "bad"), [
+    ("k3s_node_name", ["node1", "gpu-1.example.com", "1"], ['bad1 #","good1', "Node1", "-a", "a..b", "a" * 254]),
+    ("verification_namespace", ["gpufabric-verification"], ["a.b", "A", "a b", "-a", "x" * 64, "kube-system\n"]),
+    ("multus_conf_directory", ["/etc/cni/net.d"], ["etc", "/a b", "/a%n", "/a$b", '/a"', "/a\nb", "/a:b"]),
+    ("multus_image", ["ghcr.io/a/b:v1", "localhost:5000/x@sha256:0a"], ["a b", "a: b", "-a", 'a"', "{a}"]),
+    ("device_plugin_metrics_address", [":9808", "[::1]:9808", ""], [":1 -x", ":1\n", "$HOME:1"]),
+])  # fmt: skip
 def test_names_paths_and_images_are_what_they_say(name, good, bad):
     assert [value for value in good if findings_of(name, value)] == []
     assert [value for value in bad if not findings_of(name, value)] == []
+
+
+# --- spellings: an option given as text, as -e and INI inventories give it, does what the typed value does ------------
+
+
+def test_every_option_in_every_spelling_renders_as_its_typed_value_does(tmp_path):
+    seen = told_by(tmp_path, "-c", PROGRAM)
+    assert seen["differences"] == []
+    assert seen["out_of_scope"] == [], "an option is read by its plain name only where its default is in scope"
+    assert seen["unseen"] == {}, "put what the expression lacks into _REGISTERED of tests/tools/rendered_options.py"
+    kinds = collections.Counter(seen["options"].values())
+    assert (kinds["bool"] >= 39, kinds["int"] >= 32) == (True, True), kinds
+    assert (seen["cases"] >= 900, seen["rendered"] >= 1700) == (True, True), seen
+
+
+# --- what runs pods, over all objects that the collection applies: rendered, not listed by hand -----------------------
+
+SETTINGS = rendering.role_vars("node_ready")["__node_ready_configuration"]
+STARTUP = {"key": SETTINGS["taint"], "value": "true", "effect": SETTINGS["effect"]}
+CONTROL_PLANE = {"key": "node-role.kubernetes.io/control-plane", "value": "", "effect": "NoSchedule"}
+GPU = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+
+
+@pytest.fixture(scope="module")
+def workloads():
+    return rendering.workloads()
+
+
+def test_every_template_with_pods_is_looked_at(workloads):
+    """What a text of the repository calls a workload, and what a role waits for, is among what was rendered."""
+    waited = {"daemonset/kube-flannel-ds", "daemonset/kube-multus-ds", "daemonset/rdma-shared-dp-ds"}
+    for items in rendering.role_vars("networks")["__networks_workloads"].values():
+        waited |= {item["resource"] for item in items}
+    assert {name.split()[0].lower() + "/" + name.split("/")[1] for name in workloads} == waited
+    texts = [path.read_text() for path in rendering.ROLES.glob("*/templates/*.yml.j2")]
+    written = sum(text.count(f"\nkind: {kind}\n") for text in texts for kind in rendering.WORKLOADS)
+    assert written == len(workloads) - 1, "all but the device plugin's"
+
+
+@pytest.mark.parametrize("taint", [STARTUP, CONTROL_PLANE, GPU], ids=lambda taint: taint["key"])
+def test_what_is_deployed_and_waited_for_can_start_on_a_tainted_node(workloads, taint):
+    """A node keeps the startup taint until Multus and the plugin serve; a role that waits for a pod that the taint
+    keeps off every node waits for ever, and so does the taint."""
+    kept_off = [name for name, item in workloads.items() if not rendering.tolerates(rendering.pod_of(item), taint)]
+    assert kept_off == []
+
+
+def test_only_pods_that_belong_to_their_node_tolerate_everything(workloads):
+    """A pod that may run elsewhere has to leave a node that is cordoned or lost."""
+    gone = [
+        {"key": f"node.kubernetes.io/{key}", "value": "", "effect": effect}
+        for key, effect in (("unschedulable", "NoSchedule"), ("unreachable", "NoExecute"))
+    ]
+    elsewhere = {name: item for name, item in workloads.items() if item["kind"] != "DaemonSet"}
+    pods = {name: rendering.pod_of(item) for name, item in elsewhere.items()}
+    assert [name for name, pod in pods.items() if any(rendering.tolerates(pod, taint) for taint in gone)] == []
+
+
+def test_the_device_plugin_s_patches_keep_its_tolerations():
+    """A kustomize component that set the list would replace it."""
+    for path in sorted((rendering.PLUGIN / "components").rglob("*.yaml")):
+        assert "tolerations" not in yaml.safe_dump(list(yaml.safe_load_all(path.read_text())))

@@ -16,7 +16,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import h
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import pod_network
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
-from ansible_collections.gpufabric.rdma.tests.tools import pitfall_world, render_failures, tree
+from ansible_collections.gpufabric.rdma.tests.tools import pitfall_world, render_failures
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import NETDEV, RESOURCE, ROCE, World, at
 
 
@@ -372,31 +372,18 @@ SANDBOX = (
 ADD = 'plugin type="{}" failed (add): {}'
 NODES = "Unschedulable: 0/4 nodes are available: {}. preemption: 0/4 nodes are available: 4 Preemption is not helpful."
 CLAIM = "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: {}"
-ADMITTED = "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to {}, which is unexpected"
 # (component, the words of its message, what stands around them, the rest of the text).
 TEXTS = [
-    ("scheduler", "Insufficient cpu", NODES, "4 Insufficient cpu"),
     ("scheduler", "Insufficient rdma/*", NODES, "4 Insufficient rdma/hca_shared_devices_0"),
-    ("scheduler", "Insufficient nvidia.com/gpu", NODES, "4 Insufficient nvidia.com/gpu"),
     ("scheduler", "Insufficient */*", NODES, "4 Insufficient nvidia.com/hostdev"),
-    ("scheduler", "Too many pods", NODES, "4 Too many pods"),
     ("scheduler", "untolerated taint", NODES, "4 node(s) had untolerated taint {team: a}"),
     ("scheduler", "untolerated taint {rdma.gpufabric.io/not-ready", NODES,
      "4 node(s) had untolerated taint {rdma.gpufabric.io/not-ready: }"),
-    ("scheduler", "untolerated taint {node.kubernetes.io/memory-pressure", NODES,
-     "4 node(s) had untolerated taint {node.kubernetes.io/memory-pressure: }"),
-    ("scheduler", "didn't match Pod's node affinity/selector", NODES,
-     "4 node(s) didn't match Pod's node affinity/selector"),
-    ("scheduler", "device class * does not exist", NODES, "4 request r: device class rail-9 does not exist"),
-    ("scheduler", "persistentvolumeclaim * not found", NODES, '4 persistentvolumeclaim "data" not found'),
     ("kubelet", "DRA driver * is not registered", CLAIM, "DRA driver gpu.nvidia.com is not registered"),
     ("kubelet", "NodePrepareResources failed for ResourceClaim", CLAIM,
      "NodePrepareResources failed for ResourceClaim c: claim a/c: it is not allocated"),
-    ("kubelet", "can't allocate unregistered device", ADMITTED, "can't allocate unregistered device rdma/a"),
     ("kubelet", "Node didn't have enough resource: rdma/", "{}",
      "OutOfrdma/a: Pod was rejected: Node didn't have enough resource: rdma/a, requested: 1, used: 0, capacity: 0"),
-    ("kubelet", "Resources cannot be allocated with Topology locality", "TopologyAffinityError: {}",
-     "Resources cannot be allocated with Topology locality"),
     ("kubelet", "network is not ready: container runtime network not ready", "NetworkNotReady: {}",
      "network is not ready: container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady"),
     ("api server", "exceeded quota", "FailedCreate: {}", 'pods "p" is forbidden: exceeded quota: q, used: rdma/a=8'),
@@ -409,8 +396,6 @@ TEXTS = [
      'cannot find a network-attachment-definition (n) in namespace (a): network-attachment-definitions "n" not found'),
     ("Multus", "Daemon not reachable over socketfile", "plugin type=\"multus-shim\" failed (add): {}",
      'CNI shim not ready: CheckAPIReadyNow: Daemon not reachable over socketfile: Get "http://dummy/healthz": refused'),
-    ("Multus", "still waiting for readinessindicatorfile", "Multus: [a/p/u]: {}",
-     "have you checked that your default network is ready? still waiting for readinessindicatorfile @ /a"),
     ("Flannel", "/run/flannel/subnet.env: no such file", SANDBOX,
      ADD.format("flannel", "failed to load flannel 'subnet.env' file: open /run/flannel/subnet.env: no such file or "
                 "directory. Check the flannel pod log for this node.")),
@@ -418,18 +403,10 @@ TEXTS = [
      ADD.format("bridge", 'failed to set bridge addr: "cni0" already has an IP address different from 10.42.1.1/24')),
     ("macvlan", "failed to create macvlan: invalid argument", SANDBOX, "failed to create macvlan: invalid argument"),
     ("macvlan", "failed to create macvlan", SANDBOX, "failed to create macvlan: operation not supported"),
-    ("macvlan, ipvlan, ipoib or sriov", "failed to lookup master", SANDBOX,
-     'failed to lookup master "e9": Link not found'),
     ("host-device", "failed to find host device", SANDBOX, "failed to find host device: Link not found"),
-    ("host-local", "no IP addresses available in range set", SANDBOX,
-     "failed to allocate for range 0: no IP addresses available in range set: 192.0.2.1-192.0.2.9"),
     ("whereabouts", "error at storage engine", SANDBOX, "error at storage engine: context deadline exceeded"),
-    ("whereabouts", "k8s get error", SANDBOX, "error at storage engine: k8s get error: ippools is forbidden"),
     ("nv-ipam", "no free addresses in the pool", SANDBOX,
      'grpc call failed: rpc error: code = ResourceExhausted desc = no free addresses in the pool "n", poolType "i"'),
-    ("ipoib", "not of type ipoib", SANDBOX, "failed to create interface: master device is (veth) not of type ipoib"),
-    ("sriov", "VF pci addr is required", SANDBOX,
-     "SRIOV-CNI failed to load netconf: LoadConf(): VF pci addr is required"),
     ("ib-sriov", "load config: vf pci addr is required", SANDBOX,
      "infiniBand SRI-OV CNI failed to load netconf: load config: vf pci addr is required"),
     ("rdma", "RDMA subsystem namespace awareness mode is set to", SANDBOX,
@@ -476,18 +453,47 @@ def test_an_unknown_text_of_a_known_component_names_its_log():
 # --- the tables of discover ---------------------------------------------------------------------------------------
 
 
-TABLES = tree.entries("tables")
+def node_of(facts, expected=None):
+    return {"facts": facts, "expected_ports": expected}
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_report(name, facts_of):
-    table = TABLES[name]
-    expected = table.get("expected") or {}
-    nodes = {node: {"facts": facts_of(node), "expected_ports": expected.get(node)} for node in table["nodes"]}
-    nodes.update({host: {"failure": reason} for host, reason in table.get("failures", {}).items()})
-    text = report(nodes)
-    assert text == table["prints"]
+@pytest.mark.parametrize(("name", "row"), [
+    ("h100-8x-cx7-ib", "ubuntu 22.04 6.8.0-60-generic x86_64 8 8 8 doca 24.10-2.1.8 shared peermem"),
+    ("h100-8x-cx7-ib", "mlx5_7/1 ConnectX-7 MT_0000000838 28.40.1000 ACTIVE 400 InfiniBand ibp202s0 1 GPU7 PIX 7"),
+    ("a100-8x-cx6", "mlx5_1/1 ConnectX-6 MT_0000000223 20.39.2048 ACTIVE 200 InfiniBand ibs2 1 GPU0-1 PIX 1"),
+    ("gh200-cx7-roce", "28.40.1000 ACTIVE 200 Ethernet enp1s0f0np0 0 GPU0 NODE management"),
+    ("gh200-cx7-roce", "28.40.1000 unused - Ethernet enp1s0f1np1 0 GPU0 NODE unused"),
+    ("vfs", "mlx5_1/1 ConnectX-7 VF MT_0000000838 28.40.1000 ACTIVE 200 Ethernet enp59s0f0v0 0 - virtual"),
+    ("rxe-and-siw", "siw_eth2/1 software - - ACTIVE 2.5 Ethernet eth2 - - software"),
+    ("card-without-mlx5-ib", "ubuntu 24.04 6.8.0-60-generic x86_64 0 0 0 inbox unknown none"),
+    ("two-cards-cx6dx", "Nothing."),
+    ("two-cards-cx6dx", "gpu-17: * It could not be read: No route to host"),
+])  # fmt: skip
+def test_a_report_has_a_row_for_each_node_and_port(facts_of, name, row):
+    nodes = {name: node_of(facts_of(name))}
+    text = report({**nodes, "gpu-17": {"failure": "No route to host"}} if "gpu-17" in row else nodes)
+    assert row in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= WIDTH
+
+
+@pytest.mark.parametrize(("name", "expected", "said"), [
+    ("gh200-cx7-roce", ["mlx5_1/1", "mlx5_7/1"],
+     ["Port mlx5_1/1 is an expected port and DOWN (Disabled), not ACTIVE. Next: ip link set enp1s0f1np1 up",
+      "Port mlx5_7/1 is an expected port, but the node has no such port"]),
+    ("a100-8x-cx6", [], ["GPUDirect: The proprietary NVIDIA kernel module is loaded, which needs nvidia_peermem"]),
+    ("card-without-mlx5-ib", [],
+     ["0000:3b:00.0 (ConnectX-7, enp59s0f0np0), 0000:3b:00.1 (ConnectX-7, enp59s0f1np1): mlx5_ib is not loaded",
+      "blacklist-ofed-modules.conf blocks: mlx5_core (line 1, loaded now), mlx5_ib (line 2)"]),
+    ("card-on-vfio", [], ["No RDMA device on 0000:4b:00.0 (ConnectX-6 Dx): It is bound to vfio-pci"]),
+    ("exclusive-netns-foreign-file", [], ["modules_config.conf:2 sets it at every boot. Next: run playbooks/host.yml"]),
+    ("doca-loaded-differs-from-disk", [],
+     ["doca 24.10-1.1.4 is loaded, doca 25.04-0.6.0 is on disk for this kernel (mlx5_core, mlx5_ib, ib_core differ)"]),
+    ("bond", [], []),
+])  # fmt: skip
+def test_what_is_wrong_with_a_node_is_said_with_its_objects(facts_of, name, expected, said):
+    made = problems(node_of(facts_of(name), expected))
+    assert [words in text for words, text in zip(said, made)] == [True] * len(made), made
+    assert len(made) == len(said)
 
 
 def test_the_widest_columns_are_cut_first_and_names_keep_their_beginning():
@@ -495,7 +501,3 @@ def test_the_widest_columns_are_cut_first_and_names_keep_their_beginning():
     assert text.splitlines() == [
         "node               n", "----------------  --", "aaaaaaaaaaaaaaa…   1", "b                 22",
     ]  # fmt: skip
-
-
-def test_a_node_that_could_not_be_read_says_why():
-    assert problems({"failure": "no route to host"}) == ["It could not be read: no route to host"]

@@ -68,16 +68,6 @@ def addresses(config):
     return {number for _network, first, last in nad_lint.ranges_of(config) for number in range(first, last + 1)}
 
 
-def test_one_attachment_a_rail_with_subnets_of_its_own(plan):
-    nads = sound(plan([node()], rails=True), [node()])["objects"]
-    assert [(item["metadata"]["name"], item["metadata"]["annotations"]) for item in nads] == [
-        (f"rail{index}", {networks.RESOURCE_ANNOTATION: f"rdma/rail{index}"}) for index in (0, 1)
-    ]
-    first, second = (json.loads(item["spec"]["config"]) for item in nads)
-    assert (first["cniVersion"], first["name"], first["type"], first["master"]) == ("0.3.1", "rail0", "macvlan", "eth2")
-    assert [one["ipam"]["ranges"][0][0]["subnet"] for one in (first, second)] == ["10.56.0.0/24", "10.56.1.0/24"]
-
-
 @pytest.mark.parametrize("count", [2, 14])
 def test_no_two_nodes_hand_out_the_same_address(plan, count):
     nodes = [node(number) for number in range(count)]
@@ -99,13 +89,6 @@ def test_a_limited_run_and_a_node_more_leave_the_blocks_where_they_are(plan):
     assert configs(part, "rail0") == {"node2": everywhere["node2"]}
     assert configs(plan(nodes[:2], rails=True), "rail0")["node2"] == everywhere["node2"]
     assert addresses(configs(plan(nodes[:1], rails=True), "rail0")[""]) == addresses(everywhere["node1"])
-
-
-def test_a_subnet_too_small_for_the_blocks_is_refused(plan):
-    made = plan([node(number) for number in range(3)], rails=True, pods_per_node=100)
-    assert [(item.id, item.object) for item in made["findings"]] == [
-        ("networks:blocks", f"attachment rail{index}") for index in (0, 1)
-    ]
 
 
 @pytest.mark.parametrize(("ipam", "given", "ids"), [

@@ -25,8 +25,6 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import (
 )
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
 from ansible_collections.gpufabric.rdma.tests.tools import report_documents as made
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[4] / "docs/schemas/results-1.json"
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
@@ -121,9 +119,7 @@ def test_a_document_holds_nothing_private_and_no_facts_of_a_node_that_was_not_re
     ("racks", [], "racks", True),
     ("racks/hosts.yml/page.html", [], "racks/hosts.yml/page.html", True),
 ])  # fmt: skip
-def test_the_page_is_beside_the_inventory_and_refused_where_it_cannot_be(
-    tmp_path, monkeypatch, file, sources, expected, refused
-):
+def test_the_page_is_beside_the_inventory_or_refused(tmp_path, monkeypatch, file, sources, expected, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "racks").mkdir()
     (tmp_path / "racks/hosts.yml").touch()
@@ -254,22 +250,6 @@ def test_a_hostile_text_in_all_leaves_is_harmless_and_shown_as_it_is(plant):
     ElementTree.fromstring(document.junit(planted))
 
 
-@given(st.text(max_size=40), st.sampled_from(sorted(set(KINDS_OF_LEAVES) - WORDS)))
-@settings(max_examples=60, deadline=None)
-def test_any_text_in_any_leaf_is_harmless(plant, kind):
-    assert_harmless(page.page(with_planted(everything(), {kind}, plant), plant))
-
-
-@pytest.mark.parametrize("path", sorted(page.TEMPLATES.iterdir()), ids=lambda path: path.name)
-def test_no_template_goes_past_escaping(path):
-    text = path.read_text()
-    assert not re.search(r"\|\s*safe|autoescape|Markup|\|\s*(striptags|xmlattr|urlize|tojson)", text)
-    if path.suffix == ".j2":
-        # An attribute's value without quotes would end at a blank.
-        assert not re.search(r"=\s*\{\{", text)
-        assert not re.search(r"<(script|style)>(?!\{\{ (script|style) \}\}<)", text)
-
-
 # --- what the page says ----------------------------------------------------------------------------------------------
 
 UNUSED = host_checks.check("port:mlx5_1/1", "port mlx5_1/1", "unused", "no rail needs it", "state DOWN")
@@ -290,20 +270,10 @@ def test_nothing_is_well_that_was_not_verified_and_the_worst_comes_first(nodes, 
     assert judge.headline(judged)[0] == level
 
 
-@pytest.mark.parametrize(("kind", "opened"), [("fleet", 0), ("lab", 2), ("rails", 3)])
-def test_few_nodes_start_open(kind, opened):
-    folds = Reader(of_kind(kind)[1]).named("details")
-    assert sum(fold.get("class", "").startswith("node") and "open" in fold for fold in folds) == opened
-
-
 def test_failures_with_one_fix_are_one_entry_with_its_next_step_and_roots_come_first():
     results, text = of_kind("fleet")
     entries = judge.failures(judge.nodes(results))
-    assert [(entry["failure"], len(entry["hosts"])) for entry in entries] == [
-        ("module-absent", 1),
-        (None, 3),
-        (None, 1),
-    ]
+    assert [f"{entry['failure']} {len(entry['hosts'])}" for entry in entries] == ["module-absent 1", "None 3", "None 1"]
     assert [row["object"] for row in entries[0]["follows"]] == ["resource rdma/hca", "pod gpufabric-verification/probe"]
     assert {entry["next_step"] for entry in entries} <= set(Reader(text).texts)
 
@@ -383,11 +353,6 @@ def test_a_part_of_the_facts_may_be_absent(missing):
 def test_the_same_document_gives_the_same_bytes_and_a_claim_stands_with_its_hca():
     assert page.page(made.rails()) == page.page(made.rails())
     assert "1 claim" in of_kind("everything")[1]
-
-
-def test_names_are_in_the_order_people_count_in():
-    hosts = ["node-10", "node-9", "node-1", "a", "10", "9"]
-    assert sorted(hosts, key=judge.natural) == ["9", "10", "a", "node-1", "node-9", "node-10"]
 
 
 def test_junit_never_passes_what_was_not_verified():

@@ -264,7 +264,7 @@ def test_an_action_plugin_ends_so_too():
     def run(*_given):
         raise KeyError("host")
 
-    action = types.SimpleNamespace(_task=types.SimpleNamespace(action="gpufabric.rdma.show", check_mode=False))
+    action = types.SimpleNamespace(_task=types.SimpleNamespace(action="gpufabric.rdma.report", check_mode=False))
     with pytest.raises(AnsibleActionFail) as failed:
         action_guard.guarded(run)(action, None, {})
     result = failed.value.result
@@ -283,7 +283,7 @@ def test_an_action_plugin_ends_so_too():
 def test_no_variable_comes_from_a_nodes_facts(names, refused):
     wanted = [name for name in names if name != "rdma"] if refused is None else refused
     run = action_guard.guarded(lambda *_given: {"ran": True})
-    task = types.SimpleNamespace(action="gpufabric.rdma.show", check_mode=True)
+    task = types.SimpleNamespace(action="gpufabric.rdma.report", check_mode=True)
     result = run(types.SimpleNamespace(_task=task), None, {"ansible_facts": dict.fromkeys(names, "/etc/passwd")})
     assert [row["object"] for row in result.get("findings", [])] == [f"variable {name}" for name in sorted(wanted)]
     assert result.get("ran", False) is not bool(wanted)

@@ -1,14 +1,17 @@
-"""The program that keeps the startup taint, against a double of the API server over a real TLS socket."""
+"""Two programs of a node: what keeps the startup taint, over a real TLS socket to a double of the API server, and what
+keeps Multus' configuration in step with its daemon, with real files and Unix sockets and the test's clock."""
 
 from __future__ import annotations
 
 import base64
 import json
 import pathlib
+import socket
 import subprocess
 import sys
 
 import pytest
+from ansible_collections.gpufabric.rdma.roles.multus.files import multus_guard
 from ansible_collections.gpufabric.rdma.roles.node_ready.files import node_ready
 from ansible_collections.gpufabric.rdma.tests.tools.api_double import ApiDouble, Cluster, certificates
 
@@ -16,10 +19,7 @@ KEY = "rdma.gpufabric.io/not-ready"
 OTHER = {"key": "example.com/maintenance", "effect": "NoSchedule"}
 OWN = {"key": KEY, "value": "true", "effect": "NoSchedule"}
 BOOT, LAST_BOOT = "boot-2", "boot-1"
-LIMITS = (
-    "Limit                     Soft Limit           Hard Limit           Units\n"
-    "Max locked memory         {}            {}            bytes\n"
-)
+LIMITS = "Limit   Soft Limit   Hard Limit   Units\nMax locked memory         {}            {}            bytes\n"
 
 
 class Bed:
@@ -28,19 +28,11 @@ class Bed:
     def __init__(self, folder: pathlib.Path, cluster: Cluster, double: ApiDouble):
         self.folder, self.cluster, self.double = folder, cluster, double
         self.said: list[str] = []
-        self.settings = {
-            "node": "node1",
-            "taint": KEY,
-            "effect": "NoSchedule",
-            "resources": None,
-            "conf": str(folder / "00-multus.conf"),
-            "services": ["k3s", "k3s-agent"],
-            "memlock": None,
-            "api_server": "",
-            "token": str(folder / "token"),
-            "run_directory": str(folder / "run"),
-            "kubeconfigs": [str(folder / "absent"), str(folder / "kubelet.kubeconfig")],
-        }
+        paths = {"conf": "00-multus.conf", "token": "token", "run_directory": "run"}
+        self.settings = {"node": "node1", "taint": KEY, "effect": "NoSchedule", "resources": None, "memlock": None}
+        self.settings |= {name: str(folder / path) for name, path in paths.items()}
+        self.settings |= {"services": ["k3s", "k3s-agent"], "api_server": ""}
+        self.settings["kubeconfigs"] = [str(folder / "absent"), str(folder / "kubelet.kubeconfig")]
         (folder / "token").write_text("of-the-unit\n")
         self.join(double.url, double.authority)
         self.limit("unlimited")
@@ -87,11 +79,8 @@ class Bed:
 @pytest.fixture
 def bed(tmp_path):
     node = {"metadata": {"name": "node1", "resourceVersion": "7"}, "spec": {"taints": [OTHER]}, "status": {}}
-    tokens = {
-        "of-the-unit": "system:serviceaccount:gpufabric-rdma:node-ready-node1",
-        "of-the-kubelet": "system:node:node1",
-    }
-    cluster = Cluster(node, tokens)
+    tokens = {"of-the-unit": "system:serviceaccount:gpufabric-rdma:node-ready-node1"}
+    cluster = Cluster(node, {**tokens, "of-the-kubelet": "system:node:node1"})
     with ApiDouble(cluster, tmp_path) as double:
         yield Bed(tmp_path, cluster, double)
 
@@ -136,8 +125,7 @@ def test_a_node_that_serves_already_is_not_tainted(bed):
     bed.kubelet("True", rail0="20")
     bed.conf()
     keeper = bed.keeper()
-    assert keeper.step() == node_ready.WAITING
-    assert keeper.step() == node_ready.READY
+    assert [keeper.step(), keeper.step()] == [node_ready.WAITING, node_ready.READY]
     assert not [call for call in bed.cluster.calls if call[0] == "PATCH"]
 
 
@@ -146,8 +134,7 @@ def test_a_restart_in_the_same_boot_does_not_set_it_again(bed):
     bed.keeper().step()
     assert OWN in bed.taints()
     bed.cluster.node["spec"]["taints"] = []
-    assert bed.keeper().step() == node_ready.WAITING
-    assert bed.taints() == []
+    assert (bed.keeper().step(), bed.taints()) == (node_ready.WAITING, [])
 
 
 def test_someone_else_changing_the_node_at_the_same_time_is_not_an_error(bed):
@@ -160,16 +147,12 @@ def test_someone_else_changing_the_node_at_the_same_time_is_not_an_error(bed):
     assert OWN in bed.taints()
 
 
-@pytest.mark.parametrize(
-    ("token", "said", "calls"),
-    [
-        (b"of-a-cluster-that-is-gone", "401 Unauthorized", 1),
-        (b"of-the-kubelet", "403 node 'node1' is not allowed", 2),
-        (None, "token", 0),
-        (b"\xe9\xff\n", "token", 0),
-    ],
-    ids=["unknown", "of the kubelet", "none", "no text"],
-)
+@pytest.mark.parametrize(("token", "said", "calls"), [
+    (b"of-a-cluster-that-is-gone", "401 Unauthorized", 1),
+    (b"of-the-kubelet", "403 node 'node1' is not allowed", 2),
+    (None, "token", 0),
+    (b"\xe9\xff\n", "token", 0),
+])  # fmt: skip
 def test_a_refused_token_is_reported_and_asks_for_a_new_one(bed, token, said, calls):
     bed.kubelet("False")
     place = bed.folder / "token"
@@ -183,15 +166,12 @@ def test_a_refused_token_is_reported_and_asks_for_a_new_one(bed, token, said, ca
     assert OWN in bed.taints()
 
 
-@pytest.mark.parametrize(
-    ("state", "outcome", "reason"),
-    [
-        ("another authority", "unset", "certificate verify failed"),
-        ("no server", "unset", ""),
-        ("not registered", node_ready.WAITING, "node node1 has not registered"),
-        ("not joined", "unset", "the node has not joined a cluster"),
-    ],
-)
+@pytest.mark.parametrize(("state", "outcome", "reason"), [
+    ("another authority", "unset", "certificate verify failed"),
+    ("no server", "unset", ""),
+    ("not registered", node_ready.WAITING, "node node1 has not registered"),
+    ("not joined", "unset", "the node has not joined a cluster"),
+])  # fmt: skip
 def test_a_server_that_cannot_be_asked_yet_is_waited_for(bed, tmp_path, state, outcome, reason):
     if state == "another authority":
         (tmp_path / "other").mkdir()
@@ -211,18 +191,11 @@ def test_a_server_that_cannot_be_asked_yet_is_waited_for(bed, tmp_path, state, o
     assert len(bed.said) == 1, "the same reason is told once"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "reasons"),
-    [
-        ([], []),
-        (["rdma/rail0"], []),
-        (["rdma/rail0", "rdma/rail1"], ["rdma/rail1 is not allocatable"]),
-        (["rdma/rail2"], ["rdma/rail2 is not allocatable"]),
-        (None, []),
-    ],
-)
-def test_resources_that_are_named_are_waited_for_by_name(wanted, reasons):
-    assert node_ready.resource_reasons({"rdma/rail0": "20", "rdma/rail2": "0"}, wanted) == reasons
+@pytest.mark.parametrize(("wanted", "missing"), [([], []), ([0], []), ([0, 1], [1]), ([2], [2]), (None, [])])
+def test_resources_that_are_named_are_waited_for_by_name(wanted, missing):
+    named = wanted and [f"rdma/rail{number}" for number in wanted]
+    reasons = node_ready.resource_reasons({"rdma/rail0": "20", "rdma/rail2": "0"}, named)
+    assert reasons == [f"rdma/rail{number} is not allocatable" for number in missing]
 
 
 @pytest.mark.parametrize("text", ["", '{"type": "bridge"}', '{"type": "multus-shim"}'])
@@ -250,19 +223,17 @@ def test_the_program_awaits_what_its_other_half_has_written(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "settings.json").write_text(json.dumps({"node": "node1", "run_directory": str(tmp_path / "run")}))
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-    status = tmp_path / "run/node-ready.json"
-    for told, outcome in (
-        (None, (1, "gpufabric-rdma-node-ready.service has reported nothing in this boot")),
-        ({"state": "waiting", "reasons": ["no network"], "boot_id": boot}, (1, "no network")),
-        ({"state": "ready", "reasons": [], "boot_id": "another"}, (1, None)),
-        ({"state": "ready", "reasons": [], "boot_id": boot}, (0, "")),
+    for told, code, said in (
+        (None, 1, "gpufabric-rdma-node-ready.service has reported nothing in this boot"),
+        ({"state": "waiting", "reasons": ["no network"], "boot_id": boot}, 1, "no network"),
+        ({"state": "ready", "reasons": [], "boot_id": "another"}, 1, ""),
+        ({"state": "ready", "reasons": [], "boot_id": boot}, 0, ""),
     ):
         if told:
-            status.write_text(json.dumps(told))
+            (tmp_path / "run/node-ready.json").write_text(json.dumps(told))
         argv = [sys.executable, "-I", node_ready.__file__, "--settings", tmp_path / "settings.json", "await"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        assert (done.returncode, outcome[1] and done.stdout.strip()) == (outcome[0], outcome[1] and outcome[1])
+        assert (done.returncode, said in done.stdout) == (code, True)
 
 
 def test_keeping_ends_when_the_node_is_ready(bed):
@@ -278,3 +249,102 @@ def test_keeping_ends_when_the_node_is_ready(bed):
     assert slept == [2]
     assert bed.taints() == []
     assert bed.said[-1] == f"taint {KEY} removed: the node can run RDMA pods"
+
+
+# --- Multus' guard ----------------------------------------------------------------------------------------------------
+
+VALID = json.dumps({"name": "multus-cni-network", "type": "multus-shim", "clusterNetwork": "/host/etc/cni/x"})
+
+
+class Daemon:
+    """A folder with the three files, and a daemon that can be started and killed."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.conf, self.primary, self.path = folder / "00-multus.conf", folder / "10-flannel.conflist", folder / "sock"
+        self.primary.write_text('{"name": "cbr0"}')
+        self.said: list[str] = []
+        self.guard = multus_guard.Guard(str(self.conf), str(self.path), str(self.primary), self.said.append)
+        self._daemon = None
+        self.now = 100.0
+
+    def start(self):
+        self.path.unlink(missing_ok=True)
+        self._daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._daemon.bind(str(self.path))
+        self._daemon.listen(64)
+
+    def kill(self):
+        """The socket's file stays, as after SIGKILL."""
+        if self._daemon:
+            self._daemon.close()
+            self._daemon = None
+
+    def after(self, seconds: float):
+        self.now += seconds
+        return self.guard.step(self.now)
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    made = Daemon(tmp_path)
+    yield made
+    made.kill()
+
+
+def test_a_running_daemon_with_its_configuration_is_left_alone(daemon):
+    daemon.start()
+    daemon.conf.write_text(VALID)
+    before = daemon.primary.stat().st_ino
+    assert [daemon.after(2) for turn in range(10)] == [None] * 10
+    assert (daemon.conf.read_text(), daemon.primary.stat().st_ino, daemon.said) == (VALID, before, [])
+
+
+@pytest.mark.parametrize("content", [VALID, ""], ids=["M11 daemon killed", "empty too"])
+@pytest.mark.parametrize("started", [True, False])
+def test_the_configuration_of_a_dead_daemon_goes_after_a_moment(daemon, content, started):
+    if started:
+        daemon.start()
+    daemon.conf.write_text(content)
+    daemon.after(0)
+    daemon.kill()
+    assert [daemon.after(2), daemon.after(2)] == [None, None]
+    assert daemon.conf.exists(), "a daemon that restarts is left in peace"
+    assert [daemon.after(2), daemon.after(60)] == ([None, "removed"] if started else ["removed", None])
+    assert not daemon.conf.exists()
+    assert len(daemon.said) == 1
+
+
+def test_a_daemon_that_restarts_in_time_keeps_its_file(daemon):
+    daemon.conf.write_text(VALID)
+    daemon.after(4)
+    daemon.start()
+    daemon.after(4)
+    daemon.kill()
+    assert (daemon.after(4), daemon.conf.exists()) == (None, True)
+
+
+@pytest.mark.parametrize("content", ["", '{"name": "multus-cni-net', "{}", None])
+def test_a_daemon_is_made_to_write_its_file_again(daemon, content):
+    """Multus watches the pod network's file for IN_CREATE; a rename onto it is one."""
+    daemon.start()
+    if content is not None:
+        daemon.conf.write_text(content)
+    before, text = daemon.primary.stat().st_ino, daemon.primary.read_text()
+    assert daemon.after(0) is None
+    assert daemon.after(4) == "renewed"
+    assert daemon.primary.stat().st_ino != before
+    assert daemon.primary.read_text() == text
+    assert [path.name for path in daemon.primary.parent.iterdir() if path.name.startswith(".")] == []
+    assert daemon.after(2) is None, "it is not told again at once"
+    assert daemon.after(9) == "renewed"
+    daemon.conf.write_text(VALID)
+    assert daemon.after(20) is None
+    assert len(daemon.said) == 2
+
+
+def test_a_pod_network_without_a_file_of_its_own_is_reported(daemon):
+    daemon.start()
+    daemon.primary.write_text("{")
+    daemon.after(0)
+    assert daemon.after(4) == "stuck"
+    assert "run ansible-playbook -i INVENTORY gpufabric.rdma.site" in daemon.said[0]
