@@ -81,7 +81,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.boot import judge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import membership
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.unfinished import RECORDS
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import RECORDS
 
 RECORD = RECORDS["reboot"]
 

@@ -14,9 +14,9 @@ from .._core.change import Finding, Plan, Refused
 from .._core.files import remove, set_attribute, under, write
 from ..hca import paths
 from ..hca.netdevs import same_address
+from ..hca.paths import RECORDS
 from ..hca.text import integer
 from ..hca.tree import Tree
-from ..hca.unfinished import RECORDS
 from .risk import PEERMEM, STACK
 
 # What a reload would lose, from before it until all of it is restored.

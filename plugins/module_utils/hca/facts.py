@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from . import driver, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci, unfinished
+from . import driver, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci
 from . import hcas as devices
 from . import node as machine
 from . import rails as fabric
@@ -68,7 +68,7 @@ def gather(
     seams = seams or Seams.of(tree)
     facts: dict[str, Any] = {"schema": SCHEMA, "node": machine.node(tree, seams)}
     facts["virtualization"] = {"container": facts["node"]["container"]}
-    facts["unfinished"] = unfinished.names(tree)
+    facts["unfinished"] = [name for name, path in paths.RECORDS.items() if tree.exists(path)]
     kernel = machine.kernel(tree)
     needs_devices = wanted & {"hcas", "pci", "rails"}
     functions = pci.classes(tree) if needs_devices or wanted & {"gpus", "gpudirect"} else {}

@@ -50,6 +50,11 @@ OWN_MODPROBE = "/etc/modprobe.d/zz-gpufabric-rdma.conf"
 OWN_DROP_IN = "10-gpufabric-rdma.conf"
 OWN_LINKS_UNIT = "/etc/systemd/system/gpufabric-rdma-links.service"
 OWN_LINKS_SCRIPT = "/usr/local/libexec/gpufabric-rdma-links"
+# What a run has begun on the node and recorded there; whoever ends it removes the record.
+RECORDS = {
+    "driver_reload": "/var/lib/gpufabric-rdma/driver_reload.json",
+    "reboot": "/var/lib/gpufabric-rdma/reboot.json",
+}
 
 
 def own_drop_in(service: str) -> str:

@@ -20,8 +20,21 @@ from ...module_utils.hca import node as hca_node
 from ...module_utils.hca import rails
 from .._bundle import driver as driver_bundle
 from .._findings import catalogue
-from . import removed
 
+_NO_EXPORT = "take it out: a policy is imported (import_policy), no longer written"
+_NO_BACKUP = "take it out: k3s saves and restores its datastore itself, as docs/cluster.md says under Save the cluster"
+
+# Variables that are gone, and what takes their place: they are refused by name.
+REMOVED = {
+    **dict.fromkeys(
+        ("drift_markdown_file", "drift_prometheus_file"), "take it out: drift.json and drift.xml have what it had"
+    ),
+    **dict.fromkeys(("k3s_backup", "k3s_backup_dir", "k3s_restore_again", "k3s_restore_allowed"), _NO_BACKUP),
+    "matrix_rounds_per_call": "take it out: the nodes run all rounds in one call",
+    "driver_attachments": "take it out: names of interfaces are no longer predicted",
+    "policy_operator_namespace": _NO_EXPORT,
+    "policy_operator_version": _NO_EXPORT,
+}
 # Variables of the plays themselves, which no role documents.
 PLAY_VARIABLES = frozenset({"cluster", "discovery_hosts"})
 
@@ -249,8 +262,8 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
     for name in sorted(set(names) - known - set(accepted)):
         if name.startswith("ansible_"):  # Ansible's own: dozens for each host, none similar to ours
             continue
-        if name in removed.VARIABLES:
-            wanted, step = "a variable that this version has", removed.VARIABLES[name]
+        if name in REMOVED:
+            wanted, step = "a variable that this version has", REMOVED[name]
             findings.append(Finding(f"variable {name}", wanted, "one that is gone", step))
             continue
         near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6 if name.startswith(prefixes) else _NEAR)

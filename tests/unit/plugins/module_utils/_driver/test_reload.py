@@ -7,7 +7,7 @@ import shutil
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import plan, reload, restoration, wait_for
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, unfinished
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 from ansible_collections.gpufabric.rdma.plugins.modules import driver_reload
 
 MAC = "a0:88:c2:b0:00:00"
@@ -107,7 +107,8 @@ def test_a_name_counts_once_it_has_settled(tmp_path):
 def again(kernel, given=None, agree=True):
     """One run of the module on the node; the commands that it ran, and what it could not do."""
     kernel.calls, part = [], {"flavor": "doca", "version": "25.10", "srcversion": "A"}
-    facts = {"driver": {"agree": agree, "loaded": part, "on_disk": part}, "unfinished": unfinished.names(kernel.tree)}
+    facts = {"driver": {"agree": agree, "loaded": part, "on_disk": part}}
+    facts["unfinished"] = [name for name, path in paths.RECORDS.items() if kernel.tree.exists(path)]
     changes = plan(facts, given is not None).changes
     try:
         assert list(driver_reload.apply(changes, given, -1, kernel.run, str(kernel.root))) == changes
@@ -138,7 +139,7 @@ def test_a_vf_write_that_fails_loses_nothing(kernel):
     assert kernel.tree.read(NUMVFS) == "2"
     assert kernel.tree.read(VF_MAC) == "02:00:00:00:00:01"
     assert again(kernel) == ([], [])
-    assert unfinished.names(kernel.tree) == []
+    assert [path for path in paths.RECORDS.values() if kernel.tree.exists(path)] == []
 
 
 def test_a_nic_that_comes_late_gets_its_settings_from_the_next_run(kernel):
@@ -160,5 +161,5 @@ def test_the_first_record_is_how_the_node_was(kernel):
 
 def test_a_damaged_record_is_said_and_without_one_nothing_is_reloaded(kernel):
     assert again(kernel, None, agree=False) == ([], [])
-    kernel.write(unfinished.RECORDS["driver_reload"], "{")
-    assert again(kernel)[1] == [unfinished.RECORDS["driver_reload"]]
+    kernel.write(paths.RECORDS["driver_reload"], "{")
+    assert again(kernel)[1] == [paths.RECORDS["driver_reload"]]
