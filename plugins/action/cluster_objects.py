@@ -1,16 +1,21 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.cluster_objects: answers `render` here, and has the module do all else."""
+"""Controller side of gpufabric.rdma.cluster_objects: answers `render` and `folder` here, the module does all else."""
 
 from __future__ import annotations
 
+import pathlib
+
+from ansible.module_utils.common.validation import check_type_path
+from ansible.module_utils.common.yaml import yaml_load
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Refused, failure, result
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder, images
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder as git_folder
 
+LOCK = pathlib.Path(__file__).resolve().parents[2] / "lock/artifacts.yml"
 MODULE = "gpufabric.rdma.cluster_objects"
 # What another task needs to do the same for this owner.
 PART = ("objects", "owner", "prune_types", "takeover_allowed", "applied_by", "wait")
@@ -19,14 +24,34 @@ PART = ("objects", "owner", "prune_types", "takeover_allowed", "applied_by", "wa
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _supports_check_mode = True
+    _supports_diff = True
 
     @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         args = dict(self._task.args)
+        if "folder" in args:
+            return written(pathlib.Path(args["folder"]).absolute(), args["rendered"], self._task.check_mode)
+        if "bundle" in args:
+            args["objects"] = by_digest(args["objects"], args.pop("bundle"))
         if not boolean(args.pop("render", False)):
             return self._execute_module(MODULE, module_args=args, task_vars=task_vars)
         return render(args)
+
+
+def by_digest(objects: list[dict], bundle: str | None) -> list[dict]:
+    """The objects with the lock's digest of each image that a node has to pull."""
+    described = folder.described(check_type_path(bundle or ""))
+    return images.by_digest(objects, yaml_load(LOCK.read_text(encoding="utf-8")), described)
+
+
+def written(path: pathlib.Path, rendered: dict, check_mode: bool) -> dict:
+    """The result of a task that writes a folder for Git."""
+    try:
+        made, changes = git_folder.converge(path, rendered, check_mode)
+    except Refused as refused:
+        return {"failed": True, **failure(refused)}
+    return {"warnings": terminal.warnings(made.notes), **result(made, changes)}
 
 
 def render(args: dict) -> dict:

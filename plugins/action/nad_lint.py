@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Controller side of gpufabric.rdma.nad_lint: _cni.nad_lint decides; this hands it objects, files and nodes."""
 
 from __future__ import annotations

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Controller side of gpufabric.rdma.plan: reads a node, plans for all nodes, prints; _preflight.plan decides."""
 
 from __future__ import annotations
@@ -20,7 +17,8 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import 
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall, host, plan, variables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files as report_files
 
-LOCK = pathlib.Path(__file__).resolve().parents[2] / "lock/artifacts.yml"
+COLLECTION = pathlib.Path(__file__).resolve().parents[2]
+LOCK, DAEMONSET = COLLECTION / "lock/artifacts.yml", COLLECTION / "device_plugin/deploy/daemonset.yaml"
 # What the steps of the role discovery register.
 READ, PLANNED = "__discovery_read", "__discovery_planned"
 LISTENING, TOLD = "__node_firewall_listening", "__node_firewall_told"
@@ -147,7 +145,8 @@ class ActionModule(ActionBase):
             nodes=group,
             servers={name: self._server(name, task_vars) for name in servers},
             bundle=nodes[0]["variables"]["k3s_bundle_dir"] if nodes else None,
-            lock=_lock(),
+            lock=_document(LOCK),
+            daemonset=_document(DAEMONSET),
             now=time.time(),
             offered=args["offered"],
             answers=answers,
@@ -188,8 +187,8 @@ def _read_of(task_vars, hosts, since) -> list[dict]:
 
 
 @functools.cache
-def _lock() -> dict:
-    return yaml_load(LOCK.read_text(encoding="utf-8"))
+def _document(path: pathlib.Path) -> dict:
+    return yaml_load(path.read_text(encoding="utf-8"))
 
 
 _documented = variables.documented_roles

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Controller side of gpufabric.rdma.plan_tests: _verify, _matrix and _nccl decide; this prints and writes."""
 
 from __future__ import annotations
@@ -113,9 +110,9 @@ class ActionModule(ActionBase):
             terminal.show(f"{matrix_plan.announcement([plan], nodes, options)}\n")
         return {
             "plan": plan,
-            "parts": matrix_plan.steps(plan) if plan["path"] == matrix_plan.HOST else {},
-            "grace_seconds": matrix_plan.grace_seconds(len(nodes)),
-            "wait_seconds": matrix_plan.wait_seconds(plan, len(nodes), options),
+            "parts": pairs.parts(plan["rounds"], plan["tests"]) if plan["path"] == matrix_plan.HOST else {},
+            "grace_seconds": pairs.grace_seconds(len(nodes)),
+            "wait_seconds": pairs.wait_seconds(len(plan["rounds"]), len(nodes), options["round_seconds"]),
         }
 
     def _nccl_job(self, args, task_vars):

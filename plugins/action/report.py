@@ -1,10 +1,8 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Controller side of gpufabric.rdma.report: the packages decide what is told; this prints, writes and fails."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 from ansible.plugins.action import ActionBase
@@ -20,7 +18,9 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import judg
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge
 
 # Variables that each host has; the others are taken from the host that runs the task.
-OF_HOSTS = ("node", "cni", "served", "connected", "started", "collected")
+OF_HOSTS = ("node", "cni", "started", "collected")
+DRIFT_FILES = ("json_file", "junit_file", "verdict_file")
+RECORDER = "GPUFABRIC_RDMA_DRIFT_RECORDER"
 
 
 class ActionModule(ActionBase):
@@ -38,6 +38,9 @@ class ActionModule(ActionBase):
             "saved": self._saved,
             "facts": self._facts,
             "capture": self._capture,
+            "drift": self._drift,
+            "text": self._text,
+            "warning": self._warning,
         }
         path = {"type": "path"}
         _validation, args = self.validate_argument_spec(
@@ -47,8 +50,11 @@ class ActionModule(ActionBase):
                 "variables": {"type": "dict", "default": {}},
                 "pods": {"type": "bool", "default": False},
                 **dict.fromkeys(
-                    ("results", "drift", "matrix", "directory", "log", "file", "json_file", "text_file"), path
+                    ("results", "drift", "matrix", "directory", "log", "file", "text_file", *DRIFT_FILES), path
                 ),
+                "mark": {"type": "str", "choices": ["begin", "note", "end"]},
+                "text": {"type": "str", "default": ""},
+                "run": {"type": "str", "default": ""},
                 "page": {"type": "bool", "default": False},
                 "title": {"type": "str", "default": "RDMA report"},
                 "minimum_gbyte_per_s": {"type": "float"},
@@ -59,6 +65,8 @@ class ActionModule(ActionBase):
                 ("kind", "nccl_log", ["log"]),
                 ("kind", "saved", ["directory"]),
                 ("kind", "capture", ["fixture", "file"]),
+                ("kind", "drift", ["mark"]),
+                ("mark", "begin", ["directory"]),
             ],
         )
         return {"changed": False, **reports[args["kind"]](args, task_vars or {})}
@@ -171,6 +179,37 @@ class ActionModule(ActionBase):
     def _capture(self, args, _task_vars):
         return self._write({args["file"]: capture.text(args["fixture"])})
 
+    # --- texts of roles, which debug would print with the control characters that a node put into them --------------
+
+    def _text(self, args, _task_vars):
+        terminal.show(args["text"])
+        return {}
+
+    def _warning(self, args, _task_vars):
+        return {"warnings": terminal.warnings([args["text"]])}
+
+    # --- marks for the drift recorder, which sees them as results ----------------------------------------------------
+
+    def _drift(self, args, task_vars):
+        marked = {"drift_mark": args["mark"], "hosts": args["hosts"], "text": args["text"]}
+        if args["mark"] != "begin":
+            return marked
+        problem = _unguarded(task_vars)
+        if problem:
+            return {**marked, "failed": True, "msg": problem}
+        folder = pathlib.Path(os.environ.get("PWD") or os.getcwd(), args["directory"])
+        paths = {name: str(folder / args[name]) if args[name] else "" for name in DRIFT_FILES}
+        try:
+            # An earlier run's results go before this run starts: they must not be mistaken for its own.
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in filter(None, paths.values()):
+                pathlib.Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            step = "set drift_directory or the file's variable to one"
+            wrong = Finding(error.filename, "a path that this controller may write", error.strerror, step)
+            return {**marked, "failed": True, "msg": core_text.sentence(wrong)}
+        return {**marked, "settings": {**paths, "run": args["run"]}}
+
     def _write(self, texts: dict) -> dict:
         return files.write(texts, self._task.check_mode)
 
@@ -180,6 +219,18 @@ def _known(args, task_vars, needed="") -> tuple[list[dict], dict]:
     names = {key: name for key, name in args["variables"].items() if key in OF_HOSTS}
     shared = {key: task_vars[name] for key, name in args["variables"].items() if task_vars.get(name)}
     return fleet.variables(task_vars, args["hosts"], names, needed), shared
+
+
+def _unguarded(task_vars) -> str | None:
+    """Why the recorder would not keep this run from changing a node."""
+    if not task_vars.get("ansible_check_mode"):
+        return "drift: wanted a run in check mode, seen one without. Next step: run again with --check"
+    if os.environ.get(RECORDER) != "1":
+        return (
+            "drift recorder: wanted it loaded with the playbook, seen none. Next step: run the collection's playbook "
+            "gpufabric.rdma.drift, or set callbacks_enabled to gpufabric.rdma.drift"
+        )
+    return None
 
 
 def _sources(task_vars) -> list[str]:

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The drift recorder: keeps a guarded play in check mode, records its results, writes the verdict at the end."""
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import forma
 
 OURS = "gpufabric.rdma."
 # Only its results are marks: what else holds their keys is an answer of a node.
-MARKING = "gpufabric.rdma.drift"
+MARKING = "gpufabric.rdma.report"
 # Actions that change nothing on a host in check mode, or at all.
 _NAMES = """
     add_host assert command copy debug dnf fail file find group_by import_role import_tasks include_role include_tasks

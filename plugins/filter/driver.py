@@ -1,7 +1,4 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
-"""Filters of the role driver: lock and facts in, the row of this node out."""
+"""Filters of the role driver: where a node's packages come from, and how one is unpacked."""
 
 from __future__ import annotations
 
@@ -53,7 +50,11 @@ _value:
   type: dict
 """
 
+import os
+
+from ansible.module_utils.common.validation import check_type_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import packages
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import driver, folder
 
 
 def driver_repository(lock: dict, facts: dict, flavor: str, version: str) -> dict:
@@ -87,6 +88,17 @@ def driver_repository(lock: dict, facts: dict, flavor: str, version: str) -> dic
     return {"url": "", "label": "", "fingerprints": [], "known": ", ".join(known), "known_keys": known_keys}
 
 
+def driver_package(directory: str | None, facts: dict, version: str) -> dict:
+    """path and sha256 of the doca-host package that a bundle folder has for a node; empty without one."""
+    directory = check_type_path(directory or "")
+    rows = driver.packages(folder.described(directory) or {}, facts.get("node", facts), version)
+    return {"path": os.path.join(directory, rows[0]["path"]), "sha256": rows[0]["sha256"]} if rows else {}
+
+
 class FilterModule:
     def filters(self) -> dict:
-        return {"driver_repository": driver_repository}
+        return {
+            "driver_repository": driver_repository,
+            "driver_package": driver_package,
+            "driver_unpack": packages.unpack_command,
+        }

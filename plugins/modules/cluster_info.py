@@ -10,6 +10,8 @@ short_description: Read what a cluster provides to pods, and what keeps a pod fr
 version_added: 0.1.0
 description:
   - Reads nodes, networks, and their DaemonSets and ConfigMaps in one kubectl call.
+  - With O(dra) it reads instead what the cluster can do with DRA. The API server drops the fields of a feature gate
+    that is off without a word, so two objects are applied as a dry run.
   - With O(pod) it reads the pod, its events and its networks too, and probes it with C(kubectl exec). In check mode it
     does not, because that runs a script in the pod.
   - Runs where O(kubectl) runs, the first server.
@@ -21,6 +23,10 @@ options:
   pod:
     description: A pod of the user, as NAMESPACE/NAME.
     type: str
+  dra:
+    description: Whether to read what the cluster can do with DRA.
+    type: bool
+    default: false
   kubectl:
     description: The command as a list of words.
     type: list
@@ -57,6 +63,12 @@ cluster:
     (NicClusterPolicy), C(security) (the Pod Security level of each namespace).
   returned: success
   type: dict
+dra:
+  description: >-
+    C(version) of Kubernetes; C(served), whether C(resource.k8s.io/v1) is; C(gates), for each feature gate whether the
+    API server keeps its fields; C(nodes), by name with C(kubelet) and C(runtime). Null where no API server responds.
+  returned: with O(dra)
+  type: dict
 pod:
   description: >-
     C(item), with C(namespace), C(name), C(annotations), C(host_paths), C(host_network), C(claims), C(security) and
@@ -69,8 +81,14 @@ pod:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import dra
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.cluster import read
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import API_SECONDS, patient
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
+    API_SECONDS,
+    Unreachable,
+    last_words,
+    patient,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.running_pods import inspect_pod
 
 
@@ -78,6 +96,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "pod": {"type": "str"},
+            "dra": {"type": "bool", "default": False},
             "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
             "api_seconds": {"type": "int", "default": API_SECONDS},
         },
@@ -85,6 +104,11 @@ def main() -> None:
     )
     with reported(module):
         kubectl = patient(module.params["kubectl"], module.params["api_seconds"])
+        if module.params["dra"]:
+            try:
+                module.exit_json(changed=False, dra=dra.capabilities(kubectl), api_error=None)
+            except Unreachable as silent:
+                module.exit_json(changed=False, dra=None, api_error=last_words(silent.reason))
         # Not named `unreachable`: Ansible would treat the node as unreachable.
         cluster, error = read(kubectl)
         result = {"cluster": cluster, "api_error": error}

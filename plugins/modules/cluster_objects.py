@@ -95,6 +95,21 @@ options:
         Done on the controller; no host is contacted.
     type: bool
     default: false
+  bundle:
+    description:
+      - The bundle folder (C(k3s_bundle_dir)), or empty. Each image of O(objects) that it does not bring gets the digest
+        of lock/artifacts.yml; one that the lock does not have stays as it is.
+    type: path
+  folder:
+    description:
+      - Only write O(rendered) into this folder of the controller, one directory per role, one YAML file per object and
+        a C(kustomization.yaml) in each directory, so that C(kubectl apply -k), Flux or Argo CD can apply them.
+      - Each file starts with a header line. Files with it that are no longer wanted are removed; files without it stay,
+        and one at a path to be written stops the run before anything is written. Git's own data is left alone.
+    type: path
+  rendered:
+    description: For O(folder), RV(rendered) of each role. The roles are listed in this order.
+    type: dict
   kubectl:
     description:
       - The command as a list of words. With a kubeconfig, use V([kubectl, --kubeconfig, FILE]) on the controller.
@@ -217,9 +232,7 @@ changes:
   type: list
   elements: dict
 findings:
-  description:
-    - Why the cluster did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-      Problems found beforehand stop it before any change.
+  description: Why the cluster is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict
@@ -520,6 +533,9 @@ ARGUMENTS = {
         },
     },
     "render": {"type": "bool", "default": False},
+    "bundle": {"type": "path"},
+    "folder": {"type": "path"},
+    "rendered": {"type": "dict"},
     "wait_later": {"type": "bool", "default": False},
     "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
     "api_timeout_seconds": {"type": "int", "default": 120},
@@ -529,14 +545,14 @@ ARGUMENTS = {
 def main() -> None:
     module = AnsibleModule(
         argument_spec=ARGUMENTS,
-        mutually_exclusive=[("objects", "parts")],
-        required_one_of=[("objects", "parts")],
-        required_together=[("objects", "owner")],
+        mutually_exclusive=[("objects", "parts", "folder")],
+        required_one_of=[("objects", "parts", "folder")],
+        required_together=[("objects", "owner"), ("folder", "rendered")],
         supports_check_mode=True,
     )
     given = module.params
-    if given["render"]:
-        module.fail_json(msg="render is answered by the action plugin of this module, which did not run")
+    if given["render"] or given["folder"] or given["bundle"]:
+        module.fail_json(msg="render, folder and bundle are for the action plugin of this module, which did not run")
     patience = 0 if module.check_mode else given["api_timeout_seconds"]
     kubectl = Kubectl(given["kubectl"], limit=_CALL_SECONDS, patience=patience)
     with reported(module):

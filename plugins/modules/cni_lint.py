@@ -13,13 +13,8 @@ description:
     the plugins and IPAM plugins that they and O(networks) name, leftovers of interrupted writes, Multus' socket, and
     the kernel settings of the pod network. Changes nothing and does not fail for what it finds.
   - Also lints the objects that run Flannel and Multus, if given.
-attributes:
-  check_mode:
-    support: full
-    description: Reads only.
-  diff_mode:
-    support: none
-    description: Changes nothing.
+extends_documentation_fragment:
+  - gpufabric.rdma.reading
 author:
   - The gpufabric founders (@gpufabric)
 options:

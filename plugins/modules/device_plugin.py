@@ -106,15 +106,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description:
-    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
+  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
 findings:
-  description:
-    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-      Problems found beforehand stop it before any change.
+  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict

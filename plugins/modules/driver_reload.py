@@ -57,8 +57,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description:
-    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
+  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict

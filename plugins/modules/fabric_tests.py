@@ -6,11 +6,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: fabric_tests
-short_description: Run a node's ends of the tests between nodes
+short_description: Run a node's part of the tests between nodes
 version_added: 0.1.0
 description:
-  - Runs C(rping) and C(ib_write_bw) as M(gpufabric.rdma.plan_tests) assigned them to this node.
-  - Makes no permanent change. A server exits once all clients had their time, or with O(state=absent).
+  - Runs the rounds of M(gpufabric.rdma.plan_tests), C(rping) and C(ib_write_bw), in a process that outlives the call,
+    so that all nodes send at the same time.
+  - Makes no permanent change. The process exits on its own; V(finished) or V(absent) removes its files.
 author:
   - The gpufabric founders (@gpufabric)
 attributes:
@@ -18,106 +19,184 @@ attributes:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.
     support: full
     details:
-      - In check mode no server is started or stopped, and no client is run.
+      - In check mode nothing is sent.
   diff_mode:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
   state:
     description:
-      - V(started) stops what an earlier call left and starts a server for each of O(tests).
-      - V(finished) runs the client of each of O(tests), one after the other, against the servers of the other nodes.
-      - V(absent) stops the servers, removes their files and returns their output.
+      - V(read) looks whether the node can take part, that is for C(ib_write_bw), for processes that use an HCA, and
+        for the CPU frequency governors.
+      - V(started) starts O(rounds) and returns at once.
+      - V(finished) waits for the end of the rounds and returns their results.
+      - V(absent) stops the rounds at once.
     type: str
     required: true
-    choices: [started, finished, absent]
-  tests:
-    description: The tests that this node serves, or is the client of.
+    choices: [read, started, finished, absent]
+  root:
+    description: Root directory of the node. With anything but V(/) it must contain usr/bin/ib_write_bw.
+    type: path
+    default: /
+  hcas:
+    description: For V(read), the HCAs of the node's facts.
+    type: list
+    elements: dict
+    default: []
+  cuda:
+    description: For V(read), whether to check that C(ib_write_bw) was built with CUDA.
+    type: bool
+    default: false
+  networks_directory:
+    description:
+      - For V(read), where Multus reads network configurations. If set, RV(networks) is returned.
+    type: path
+  rounds:
+    description: For V(started), this node's part of each round.
     type: list
     elements: dict
     default: []
   seconds:
-    description: How long a bandwidth test runs.
+    description: How long each test sends.
     type: int
-    default: 2
-  limit:
-    description: Seconds after which a test is aborted.
+    default: 5
+  round_seconds:
+    description: Timeout of a round.
     type: int
     default: 30
+  grace_seconds:
+    description: How much later than this one the last node may start.
+    type: int
+    default: 30
+  wait_seconds:
+    description: For V(finished), how long to wait.
+    type: int
+    default: 600
 """
 
 EXAMPLES = r"""
-- name: Start the servers
+- name: See whether the node can take part
+  gpufabric.rdma.fabric_tests:
+    state: read
+    hcas: "{{ ansible_facts['rdma']['hcas'] }}"
+
+- name: Start the rounds
   gpufabric.rdma.fabric_tests:
     state: started
-    tests: "{{ planned['hosts'][inventory_hostname]['serve'] }}"
+    rounds: "{{ planned['parts'][inventory_hostname] }}"
 
-- name: Run the clients
+- name: Wait for the results
   gpufabric.rdma.fabric_tests:
     state: finished
-    tests: "{{ planned['hosts'][inventory_hostname]['connect'] }}"
-
-- name: Stop the servers
-  gpufabric.rdma.fabric_tests:
-    state: absent
+  register: collected
 """
 
 RETURN = r"""
-servers:
-  description: Why the server of a test did not start, or null, by test.
-  returned: O(state=started)
+tools:
+  description: V(ib_write_bw) if installed, else empty.
+  returned: O(state=read)
+  type: list
+  elements: str
+in_use:
+  description: Processes that have the verbs device of an HCA open, by HCA.
+  returned: O(state=read)
+  type: dict
+governors:
+  description: How many CPUs run under each frequency governor.
+  returned: O(state=read)
+  type: dict
+cuda:
+  description: Whether C(ib_write_bw) sends from GPU memory, C(send), and can register it by dma-buf, C(dmabuf). Null if
+    O(cuda=false).
+  returned: O(state=read)
+  type: dict
+networks:
+  description: As M(gpufabric.rdma.node_facts) returns them. Null without O(networks_directory).
+  returned: O(state=read)
   type: dict
 results:
-  description: For each test C(id), C(ok), C(error), C(seconds), C(mb_per_s), C(gbps), C(command) and C(output).
+  description: For each end that this node had C(id), C(role), C(ok), C(error), C(counters) (by how much each rose);
+    for clients C(seconds), C(command), C(output) and, of C(ib_write_bw), C(gbps) and C(mb_per_s) too.
   returned: O(state=finished)
   type: list
   elements: dict
-said:
-  description: What each server printed, by test.
-  returned: O(state=absent)
-  type: dict
 loaded:
   description: RDMA modules that were loaded meanwhile, because the tools open devices.
-  returned: success
+  returned: O(state=finished)
   type: list
   elements: str
+error:
+  description: Why the process gave no results, or null.
+  returned: O(state=finished)
+  type: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import risk
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import rdma_modules
-from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import node_tools
+from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import rounds
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, counters
 
 
-def run(state: str, tests: list[dict], seconds: int, limit: int, check_mode: bool) -> dict:
-    if state == "started":
-        # A server must outlive all clients that run before its own, one after the other.
-        return {"servers": {} if check_mode else fabric.serve(tests, seconds, limit * (len(tests) + 1))}
-    if state == "finished":
-        return {"results": [] if check_mode else fabric.connect(tests, seconds, limit)}
-    return {"said": {} if check_mode else fabric.stop()}
+def read(params: dict) -> dict:
+    tree, tool, directory = Tree(params["root"]), rounds.tool(params["root"]), params["networks_directory"]
+    processes, _sockets = risk.processes(tree)
+    return {
+        "tools": [rounds.TOOL] if tool else [],
+        "in_use": rounds.users(processes, params["hcas"]),
+        "governors": counters.governors(tree),
+        "cuda": rounds.cuda(tool) if params["cuda"] and tool else None,
+        "networks": node_tools.networks(tree, directory) if directory else None,
+    }
+
+
+def run(params: dict) -> dict:
+    root = params["root"]
+    if params["state"] == "finished":
+        done = rounds.collect(params["wait_seconds"], root)
+        before = done.pop("modules")
+        return {**done, "loaded": [] if before is None else sorted(rdma_modules() - set(before))}
+    if params["state"] == "absent":
+        rounds.stop(root)
+    else:
+        options = {name: params[name] for name in ("seconds", "round_seconds", "grace_seconds")}
+        rounds.start(params["rounds"], {**options, "tool": rounds.tool(root) or rounds.TOOL}, root, rdma_modules())
+    return {}
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "required": True, "choices": ["started", "finished", "absent"]},
-            "tests": {"type": "list", "elements": "dict", "default": []},
-            "seconds": {"type": "int", "default": 2},
-            "limit": {"type": "int", "default": 30},
+            "state": {"type": "str", "required": True, "choices": ["read", "started", "finished", "absent"]},
+            "root": {"type": "path", "default": "/"},
+            "hcas": {"type": "list", "elements": "dict", "default": []},
+            "cuda": {"type": "bool", "default": False},
+            "networks_directory": {"type": "path"},
+            "rounds": {"type": "list", "elements": "dict", "default": []},
+            "seconds": {"type": "int", "default": 5},
+            "round_seconds": {"type": "int", "default": 30},
+            "grace_seconds": {"type": "int", "default": 30},
+            "wait_seconds": {"type": "int", "default": 600},
         },
         supports_check_mode=True,
     )
     with reported(module):
-        before, result = rdma_modules(), {}
+        params, result = module.params, {}
         try:
-            result = run(**module.params, check_mode=module.check_mode)
+            if params["state"] == "read":
+                result = read(params)
+            elif not module.check_mode:
+                result = run(params)
         except (OSError, ValueError) as error:
-            module.fail_json(
-                msg=f"fabric tests: wanted {module.params['state']}, seen {error}. "
-                f"Next step: fix that, remove {fabric.STATE} and run again"
-            )
-        module.exit_json(changed=False, loaded=sorted(rdma_modules() - before), **result)
+            obj, wanted = "tests between nodes", params["state"]
+            step = f"fix that, remove /{rounds.STATE} and run again"
+            if params["state"] == "read":
+                obj, wanted = f"root {params['root']}", "a node whose processes, CPUs and networks can be read"
+                step = "fix what it reports and run again"
+            module.fail_json(msg=f"{obj}: wanted {wanted}, seen {error}. Next step: {step}")
+        module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

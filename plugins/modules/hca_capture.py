@@ -16,13 +16,8 @@ description:
     subnet, still belong together.
   - Commands and variables of systemd units, other packages and other kernel modules are left out.
   - Review the result before you share it; names of interfaces, files and units are kept.
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing in either mode.
-  diff_mode:
-    support: none
-    description: There is no change to show.
+extends_documentation_fragment:
+  - gpufabric.rdma.reading
 author:
   - The gpufabric founders (@gpufabric)
 options:

@@ -17,21 +17,13 @@ description:
     is compressed with zstd. IPv4 addresses come from the ioctl that C(ifconfig) uses.
   - What cannot be known is the text C(unknown) followed by the reason; what does not apply is null.
 attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return the same, as it only reads.
-  diff_mode:
-    support: N/A
-    description: Changes nothing.
   facts:
     support: full
     description: Returns an C(ansible_facts) dictionary that is merged into existing host facts.
-  idempotent:
-    support: full
-    description: Changes nothing.
 author:
   - The gpufabric founders (@gpufabric)
 extends_documentation_fragment:
+  - gpufabric.rdma.reading
   - gpufabric.rdma.reading.rails
 options:
   root:

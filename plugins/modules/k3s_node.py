@@ -71,9 +71,7 @@ changes:
   type: list
   elements: dict
 findings:
-  description:
-    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-      Problems found beforehand stop it before any change.
+  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict

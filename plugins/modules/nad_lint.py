@@ -29,7 +29,7 @@ options:
     required: true
   nodes:
     description:
-      - The nodes, each with C(host) and the C(netdevs), C(routes) and C(files) that M(gpufabric.rdma.network_info)
+      - The nodes, each with C(host) and the C(netdevs), C(routes) and C(files) that M(gpufabric.rdma.node_facts)
         returned.
     type: list
     elements: dict

@@ -9,33 +9,22 @@ module: plan_tests
 short_description: Plan who measures whom
 version_added: 0.1.0
 description:
-  - Runs on the controller and makes no remote call. Changes nothing but O(file).
+  - Runs on the controller and makes no remote call. Changes nothing but O(file). In check mode it asks for no consent.
   - Rails of the same index and network are peers. Takes what is known of each host by the names of variables, so that
     Ansible does not walk through it.
 requirements:
   - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
-attributes:
-  action:
-    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
-      the controller.
-    support: full
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
-    support: full
-    details:
-      - Check mode plans load on HCAs in use without consent.
-  diff_mode:
-    description: Will return details on what has changed, when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - gpufabric.rdma.deciding
 options:
   kind:
     description:
       - V(fabric), pairs of neighbouring nodes for M(gpufabric.rdma.fabric_tests), from C(node).
       - V(networks), the networks that pods on each node get, from C(node) and C(offered).
       - V(pods), the pods for M(gpufabric.rdma.test_pods), from C(node), C(offered) and, if it ran, C(cni).
-      - V(rounds), the rounds of M(gpufabric.rdma.matrix_rounds), from C(node). Stops where an HCA is in use and nobody
+      - V(rounds), the rounds of M(gpufabric.rdma.fabric_tests), from C(node). Stops where an HCA is in use and nobody
         allowed load on it.
       - V(pod_rounds), the rounds between test pods, from C(node), C(pods), C(ran) and O(port).
       - V(nccl_job), the nccl-tests job of O(job), from the facts of O(hosts). Evidence level E5, real hardware; no test
@@ -51,7 +40,7 @@ options:
   variables:
     description:
       - Names of variables. Of each host C(node), with C(host), C(address), C(variables) and C(read), what
-        M(gpufabric.rdma.host_probe) returned, or for rounds M(gpufabric.rdma.matrix_rounds) beside C(facts); and
+        M(gpufabric.rdma.host_probe) returned, or for rounds M(gpufabric.rdma.fabric_tests) beside C(facts); and
         C(cni), what M(gpufabric.rdma.cni_lint) returned.
       - Of the host that runs the task C(offered), what M(gpufabric.rdma.cluster_info) returned, C(pods), what this
         module did, and C(ran), what M(gpufabric.rdma.test_pods) did.

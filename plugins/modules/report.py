@@ -10,7 +10,7 @@ short_description: Judge what was measured, print it, and write results, pages a
 version_added: 0.1.0
 description:
   - Runs on the controller and makes no remote call. It writes only the files that it is given, the same bytes for the
-    same input.
+    same input. In check mode it writes none, and what a planned change explains is not verified instead of failed.
   - A check has C(id), C(object), C(status) (passed, failed, not_verified, unused), C(wanted), C(seen) and C(next_step).
     One in the catalogue of failures has C(failure), its id there, and C(root) (true for the root cause) or
     C(consequence_of) (the id of its cause).
@@ -20,20 +20,8 @@ requirements:
   - jmespath (the Python library, on the controller), for O(query)
 author:
   - The gpufabric founders (@gpufabric)
-attributes:
-  action:
-    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
-      the controller.
-    support: full
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
-    support: full
-    details:
-      - In check mode no file is written, a failure that a planned change explains is not verified instead, and every
-        test of the matrix is not verified.
-  diff_mode:
-    description: Will return details on what has changed, when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - gpufabric.rdma.deciding
 options:
   kind:
     description:
@@ -45,9 +33,11 @@ options:
       - V(saved) writes C(report.html), C(report.json) and C(report.xml) (JUnit) from files of results.
       - V(facts) prints what nodes have and what is wrong with them, or with O(query) what each answers.
       - V(capture) writes what M(gpufabric.rdma.hca_capture) returned.
+      - V(drift) marks where a comparison begins and ends, for the callback plugin P(gpufabric.rdma.drift#callback).
+      - V(text) prints O(text) without its control characters, and V(warning) as a warning.
     type: str
     required: true
-    choices: [verification, matrix, nccl_log, saved, facts, capture]
+    choices: [verification, matrix, nccl_log, saved, facts, capture, drift, text, warning]
   hosts:
     description:
       - Hosts to report on. For V(verification) all of the play; one without C(node) fails its check.
@@ -58,9 +48,8 @@ options:
   variables:
     description:
       - Names of variables. Of each host C(node), as M(gpufabric.rdma.plan_tests) takes it, or for V(facts) with
-        C(facts) or C(failure) and C(expected_ports). For V(verification) C(served) and C(connected), what
-        M(gpufabric.rdma.fabric_tests) returned, and C(cni), what M(gpufabric.rdma.cni_lint) did. For V(matrix)
-        C(started) and C(collected), what M(gpufabric.rdma.matrix_rounds) returned.
+        C(facts) or C(failure) and C(expected_ports). C(started) and C(collected), what
+        M(gpufabric.rdma.fabric_tests) returned. For V(verification) C(cni), what M(gpufabric.rdma.cni_lint) returned.
       - Of the host that runs the task what M(gpufabric.rdma.plan_tests) returned, for V(verification) C(paired) and
         C(pods), for V(matrix) C(planned), C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info)
         returned; and what M(gpufabric.rdma.test_pods) did, C(ran) and for V(verification) C(stopped), for V(matrix)
@@ -80,8 +69,29 @@ options:
   matrix:
     description: For V(saved), a file with a matrix document, which replaces the one in O(results).
     type: path
+  mark:
+    description:
+      - For V(drift). V(begin) gives the hosts that need a verdict and the files, and removes those of an earlier run;
+        it fails if the recorder is not loaded or the run is not in check mode.
+      - V(note) adds O(text) to the reasons of a host, V(end) closes the records of O(hosts).
+    type: str
+    choices: [begin, note, end]
+  text:
+    description: What to print, or for O(mark=note) the remark.
+    type: str
+    default: ""
+  run:
+    description: For O(mark=begin), the name of this run, which the verdict file repeats.
+    type: str
+    default: ""
   directory:
-    description: For V(saved), the folder to write into. It need not exist.
+    description: The folder that V(saved) writes into, and V(drift). It need not exist.
+    type: path
+  junit_file:
+    description: For O(mark=begin), where the JUnit XML goes, in O(directory). Empty writes none.
+    type: path
+  verdict_file:
+    description: For O(mark=begin), where the verdict goes, in O(directory). Empty writes none.
     type: path
   page:
     description: Whether V(verification) writes its page, and prints where it is.
@@ -98,7 +108,7 @@ options:
     type: str
     default: RDMA report
   json_file:
-    description: Where to write the document of a V(matrix), or the answers to O(query).
+    description: Where to write the document of a V(matrix) or V(drift), or the answers to O(query).
     type: path
   text_file:
     description: Where to write what was printed of a V(matrix).

@@ -85,7 +85,7 @@ def test_rendered_rails_have_63_units_each(base):
     """What role device_plugin makes of a node's facts: never upstream's silent 0"""
     node = Node(base / "node", "h100-8x-cx7-ib")
     rails = gather(Tree(str(node.root)))["rails"]
-    rendered = role_config.document("rails", rails, 60).encode()
+    rendered = role_config.document(role_config.entries("rails", rails), 60).encode()
     with Kubelet(base) as kubelet, Running(base, rendered, node.root):
         for number in range(8):
             kubelet.wait_allocatable(f"rdma/hca_shared_devices_{number}", 63)

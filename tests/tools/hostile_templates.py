@@ -41,7 +41,7 @@ GIVEN = {
         ("nv-ipam", "whereabouts", "ipoib-cni", "sriov-cni", "ib-sriov-cni", "sriov-device-plugin"), ""
     ),
     "__node_ready_node": {"contents": {"/proc/sys/kernel/hostname": ""}},
-    "__device_plugin_files": {"links_up": True, "config": {}},
+    "__device_plugin_mine": {"links_up": True, "config": {}},
     "__device_plugin_dra": {"name": ""},
     "__k3s_mine": {"name": "node1"},
     "shared": {"interface": "eth1", "node_ip": "192.0.2.1", "address": "192.0.2.9", "peers": ["192.0.2.2"]},
@@ -51,7 +51,7 @@ GIVEN = {
     "inventory_hostname": "node1",
 }
 # Checked before: names of hosts, addresses of the shared address' plan.
-CHECKED = ("groups", "inventory_hostname", "__device_plugin_files", "__k3s_mine", "shared")
+CHECKED = ("groups", "inventory_hostname", "__device_plugin_mine", "__k3s_mine", "shared")
 PLANTABLE = set(GIVEN) - set(CHECKED)
 # What decides which parts are there.
 CHOSEN = {"networks_components": list(GIVEN["__networks_used_images"]), "k3s_node_features_by_nfd": True}

@@ -113,8 +113,7 @@ class World:
         return judge.Seen(
             hosts=list(self.hosts),
             nodes=[self._read(host) for host in self.hosts],
-            servers=[],
-            results=[],
+            collected=[{} for _host in self.hosts],
             failures=[""] * len(self.hosts),
             plan={"tests": [], "unpaired": [], "clashes": []},
             unplanned="",

@@ -57,15 +57,15 @@ _REGISTERED = {
     "inventory_hostname": "node1",
     "rdma_initramfs_stale": ["/boot/initrd.img"],
     "rdma_reboot_reasons": ["a reason"],
-    "__device_plugin_manifest": (ROOT / "device_plugin/deploy/daemonset.yaml").read_text(),
     "__device_plugin_result": {"rivals": []},
     "__discovery_planned": {
         "hosts": {
             "node1": {
                 "name": "node1",
                 "dra": {"name": "node1", "rails": {}},
+                "device_plugin": {"config": "{}", "links_up": False},
                 "k3s": {"token_present": False, "version": "v1"},
-                "networks": {"files": {}, "files_there": {}, "vfs_unit": False},
+                "networks": {"files": [], "absent": [], "vfs_unit": False},
             }
         },
         "networks": {"objects": [], "complete": True, "sriov_config": {}},

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The device plugin as an image: a base image with Python, and one layer with the plugin and its locked wheels on top.
 
 PRIVATE to the collection. Nothing is run, so an image for another processor is made as well. The same base, wheels and

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Addresses that an IPAM hands out, as host-local, whereabouts and nv-ipam count them, and whether they suffice.
 
 PRIVATE to the collection. Pure; standard library only. The linter, the planner of networks and the import of policies

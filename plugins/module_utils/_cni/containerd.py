@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """A node's container runtime: the keys of containerd's config.toml that CNI, CDI and test pods depend on.
 
 PRIVATE to the collection. Pure but for `read`; standard library only, and Python 3.9 has no TOML parser, so this reads

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Problems in NetworkAttachmentDefinitions, checked against the nodes they are for.
 
 PRIVATE to the collection. Pure; standard library only. Most of these mistakes show up only when a pod hangs in

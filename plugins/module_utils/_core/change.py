@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """A module's plan and how it is applied.
 
 PRIVATE to the collection. A planner turns facts and options into a Plan; `changed`, `changes` and `diff` of the result

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Text for people: findings with their four facts, tables, lists; nothing in it that a terminal would obey.
 
 PRIVATE to the collection. Pure.

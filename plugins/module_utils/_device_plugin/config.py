@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """config.json of the device plugin, built from the role's variables and a node's rails.
 
 PRIVATE to the collection. Pure; runs on the controller.
@@ -19,10 +16,9 @@ WANTED = "rails, or a list of mappings as in configList"
 NAME = "hca_shared_devices_{index}"
 
 
-def document(resources, rails: list[dict] | None, interval: int, api: str = PLUGIN, dra_rails=()) -> str:
-    """The text of config.json. ValueError describes problems; see entries."""
-    made = {"periodicUpdateInterval": interval, "configList": entries(resources, rails, api, dra_rails)}
-    return json.dumps(made, indent=2) + "\n"
+def document(made: list[dict], interval: int) -> str:
+    """The text of config.json with these entries."""
+    return json.dumps({"periodicUpdateInterval": interval, "configList": made}, indent=2) + "\n"
 
 
 def entries(resources, rails: list[dict] | None, api: str = PLUGIN, dra_rails=()) -> list[dict]:

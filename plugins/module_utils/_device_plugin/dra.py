@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Shared RDMA over DRA as objects of a cluster: classes of devices, and what a node's plugin may do.
 
 PRIVATE to the collection. Pure.

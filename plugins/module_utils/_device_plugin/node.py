@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The device plugin as a service on a node: reads its state, applies what _device_plugin.plan decided.
 
 PRIVATE to the collection. Standard library only; runs on the node.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Which locked wheels a node installs, and the requirements that keep pip from using others.
 
 PRIVATE to the collection. Pure; standard library only: device_plugin/fetch_wheels.py uses it without Ansible.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The change gate: may this node's driver change, and by reload or by reboot?
 
 PRIVATE to the collection. Pure: facts, risks (_driver.risk.read) and answers in, one Decision out. Each reason names

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Which key may sign a driver repository, and what another one would mean.
 
 PRIVATE to the collection. A repository has `fingerprints` (accepted), `known_keys` (every key that the lock names for

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Where a node's network configuration names an interface instead of its MAC.
 
 PRIVATE to the collection. Another driver may show other port names, which are part of interface names (enp1s0f0 and

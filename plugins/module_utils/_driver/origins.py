@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Where installed packages came from, as apt and dnf know it.
 
 PRIVATE to the collection. `read` asks the package manager, which lists for each package the repositories that offer the

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """apt and dnf for a driver stack: files, package names, command lines.
 
 PRIVATE to the collection. Pure. The apt path runs in the lab; the dnf path is only rendered and compared, because no

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Unload the HCA driver, load the one on disk, and restore what was lost with it.
 
 PRIVATE to the collection. The gate found nothing using the driver; a module in use anyway ends the reload, and what

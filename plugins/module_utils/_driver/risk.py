@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What a driver change would disturb on a node: users of the HCAs, devices on top of them, state that would be lost.
 
 PRIVATE to the collection. Reads files below a root, like the facts; nothing is run. A list is empty when nothing was

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Whether this kernel loads unsigned modules, and whether the DKMS signing key is enrolled.
 
 PRIVATE to the collection. Sources: the EFI variable SecureBoot (four bytes of attributes, then 0 or 1), the lockdown

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Driver stacks on a node's disk: packages, our repository files, headers, DKMS builds.
 
 PRIVATE to the collection. Reads files below a root; the only command is `dkms status`, where it exists.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Trial of a driver installation before it touches the node.
 
 PRIVATE to the collection. In a folder of its own, with the node's sources plus the new one: apt-get --simulate or

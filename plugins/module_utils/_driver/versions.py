@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Order of package versions, as dpkg compares them (deb-version(7)). RPM versions without `^` compare the same.
 
 PRIVATE to the collection.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Which kernel boots next, and whether it has what it needs: its own file, an initramfs image, modules.
 
 PRIVATE to the collection. Reads what GRUB reads: grub.cfg with its menus, grubenv, and the entries below

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Capture of a node: the files, links and answers that its facts come from, as one scrubbed fixture.
 
 Note that this module util is private to the collection. It can have breaking changes at any time.

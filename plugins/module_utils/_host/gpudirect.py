@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Whether nvidia_peermem loads, fails to load or is not needed: one verdict and one action, before any modprobe.
 
 PRIVATE to the collection. `examine` reads (files only), `diagnose` decides (pure). `complete` puts both into the facts,

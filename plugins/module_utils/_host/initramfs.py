@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Which initramfs images hold an older copy of our modprobe.d file than the node does.
 
 PRIVATE to the collection. Pure: facts and options in, Plan out. An image cannot be inspected without its

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What a capture keeps of hand-written files: the words that facts need, and no others.
 
 PRIVATE to the collection. Pure. An allowlist, not a denylist: a site may put a password, a host name or an address

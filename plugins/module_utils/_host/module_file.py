@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Imports and exports of a kernel module file: symbols with the CRCs that the kernel compares.
 
 PRIVATE to the collection. Reads the ELF object itself (elf(5), kernel/module/version.c): imports with their CRCs are

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Set the RDMA subsystem's network namespace mode over netlink, as `rdma system set netns` does.
 
 PRIVATE to the collection. iproute2 on older nodes has no `rdma system`, so the one message is built here. Numbers are

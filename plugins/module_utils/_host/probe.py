@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What a container would find on a node: character devices, memory locked under a service's limit, test tools.
 
 PRIVATE to the collection. Functions with an effect say so.

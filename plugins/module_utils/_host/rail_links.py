@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """MTU and link state of single NICs, now and at boot, keyed by what does not change: PCI address or MAC.
 
 PRIVATE to the collection. Pure: facts and options in, Plan out. At boot a unit with a small script does it, never

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Whether a port of another node can be reached: listen there, ask from here.
 
 PRIVATE to the collection. A connection is an answer over TCP; over UDP it is what was sent, sent back; where the kernel

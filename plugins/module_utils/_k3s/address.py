@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What shares one address of the API among servers leaves on a node: the files that the role k3s writes for keepalived.
 
 PRIVATE to the collection. keepalived rather than kube-vip: it is a signed package of the node's own distribution, and

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What k3s reads: its options by name, the files that hold them, the unit that starts it.
 
 PRIVATE to the collection. Pure: typed values in, text out. Runs on the controller and on the node.

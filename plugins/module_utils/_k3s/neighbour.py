@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Whether an address that servers are to share is free, and whether this node can share it.
 
 PRIVATE to the collection. Runs on the live node only: the kernel asks the network for the address.

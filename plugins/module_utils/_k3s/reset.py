@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Remove the cluster from a node: what is ours, in dependency order.
 
 PRIVATE to the collection. Pure: what was found in, Plan out. Containers stop before the links and mounts they hold.

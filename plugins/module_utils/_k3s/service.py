@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The service of k3s on a node: started, and awaited until it answers.
 
 PRIVATE to the collection. run(argv) returns exit status, output and error text.

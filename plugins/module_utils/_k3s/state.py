@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """k3s on a node: files, links, services, what it was started with, and foreign clusters.
 
 PRIVATE to the collection. Reads through a root prefix; the few commands it runs go through `run`.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Cordon, drain and uncordon a node of the cluster.
 
 Annotation and cordon are one patch on the node object, under the collection's field manager: whatever fails afterwards,

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What a test pod needs to run the node's own tools: an image that is on every node, and the folders of the node.
 
 PRIVATE to the collection. Reads files only. The image is that of the sandboxes (`pause`), which the node has pinned;

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Wanted cluster objects compared with the live ones on the API server.
 
 PRIVATE to the collection. Pure: what kubectl read in, Plan out. An object is the dict that `kubectl get -o json` gives.

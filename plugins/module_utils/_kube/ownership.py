@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Whose an object is: the one rule for everything that the collection deletes, empties or overwrites.
 
 PRIVATE to the collection. A label comes along when someone copies an object, and a field manager stays when the label

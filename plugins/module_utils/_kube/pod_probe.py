@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The probe script that one exec runs in a pod, and the parser of its output.
 
 PRIVATE to the collection. Pure. The script is POSIX shell, because a pod need not have Python; a missing tool

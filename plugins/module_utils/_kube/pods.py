@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The pods that verification runs, and the traffic between them.
 
 PRIVATE to the collection. Pure. Standard library only: the pods are planned on the controller, their traffic on the

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Whether the cluster can spare a node now: its servers answer, and etcd has all its members.
 
 PRIVATE to the collection. Runs on a server. The etcd inside k3s says on its own metrics address which members it knows

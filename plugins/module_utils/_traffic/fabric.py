@@ -1,30 +1,18 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
-"""The two ends of a fabric test on a node: their commands, what the tools print, the server processes.
+"""The two ends of a test between nodes or pods: their commands, what the tools print, their processes.
 
-PRIVATE to the collection. Commands and parsers are pure; functions with an effect say so.
+PRIVATE to the collection. Commands and parsers are pure.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
 
-from .._core.files import write
-
-# Servers are separate processes with a time limit; they are recorded here, so that any later call can stop them.
-STATE = "/run/gpufabric-rdma-verification"
 PINGS = 10
 _MESSAGE = 65536
-# A node that runs the first test waits for the peer's server to listen.
-_PATIENCE = 10
-_KEPT = 2000
 
 
 def server_command(test: dict, seconds: int) -> list[str]:
@@ -103,71 +91,6 @@ def complaint(output: str) -> str:
     return "; ".join(dict.fromkeys(telling))[:300]
 
 
-def serve(tests: list[dict], seconds: int, limit: int, state: str = STATE) -> dict:
-    """Effect: start one server per test, each ending after limit seconds. {id: error|None}."""
-    stop(state)
-    os.makedirs(state, mode=0o700)
-    outcome: dict = {}
-    started = {}
-    for number, test in enumerate(tests):
-        argv = ["timeout", "--kill-after=5", str(limit), *server_command(test, seconds)]
-        said = os.path.join(state, f"{number}.out")
-        try:
-            with open(said, "wb") as output:
-                process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-                )
-        except OSError as error:
-            outcome[test["id"]] = f"{argv[0]} cannot be started: {error.strerror}"
-            continue
-        started[test["id"]] = (test, process, said)
-        record = {"id": test["id"], "pid": process.pid, "born": started_at(process.pid)}
-        write(os.path.join(state, f"{number}.json"), json.dumps(record))
-    _wait_listening(started)
-    for name, (_test, process, said) in started.items():
-        code = process.poll()
-        outcome[name] = None if code is None else _ended(code, said)
-        # Nothing waits for it from here on: its own timeout ends it, or stop() from another process.
-        process.returncode = 0
-    return outcome
-
-
-def _wait_listening(started: dict) -> None:
-    """Wait until each server of perftest listens or has ended; rping listens in rdma_cm, which no file shows."""
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        ports = _listening()
-        if all(
-            test["tool"] == "rping" or test["tcp_port"] in ports or process.poll() is not None
-            for test, process, _said in started.values()
-        ):
-            return
-        time.sleep(0.2)
-
-
-def _ended(code: int, path: str) -> str:
-    return f"the server exited at once (exit code {code}): {complaint(_read(path)) or 'no output'}"
-
-
-def connect(tests: list[dict], seconds: int, limit: int) -> list[dict]:
-    """Effect: run the clients one after the other, so that they do not share the CPU; one result per test."""
-    return [{"id": test["id"], **_client(test, seconds, limit)} for test in tests]
-
-
-def _client(test: dict, seconds: int, limit: int) -> dict:
-    argv = client_command(test, seconds)
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        start = time.monotonic()
-        code, output = run_tool(argv, limit)
-        took = time.monotonic() - start
-        result = parse(test["tool"], code, output, seconds)
-        # A server may still be binding; only retry after a quick refusal.
-        if result["ok"] or took > 3 or time.monotonic() > deadline:
-            return {**result, "seconds": round(took, 1), "command": " ".join(argv), "output": output[-_KEPT:]}
-        time.sleep(0.5)
-
-
 def run_tool(argv: list[str], limit: int):
     try:
         done = subprocess.run(
@@ -178,22 +101,6 @@ def run_tool(argv: list[str], limit: int):
     except OSError as error:
         return 127, f"error: {argv[0]} cannot be started: {error.strerror}"
     return done.returncode, done.stdout.decode(errors="replace")
-
-
-def stop(state: str = STATE) -> dict:
-    """Effect: end every server of an earlier call and remove its files. {id: the server's output}."""
-    said = {}
-    try:
-        names = sorted(name for name in os.listdir(state) if name.endswith(".json"))
-    except OSError:
-        return said
-    for name in names:
-        record = json.loads(_read(os.path.join(state, name)) or "null")
-        if record:
-            end_process(record["pid"], record["born"])
-            said[record["id"]] = _read(os.path.join(state, name[: -len(".json")] + ".out"))[-_KEPT:]
-    shutil.rmtree(state, ignore_errors=True)
-    return said
 
 
 def end_process(pid: int, born) -> None:
@@ -214,17 +121,6 @@ def started_at(pid: int):
     """Start time of a process in ticks since boot; None when it is gone (a zombie is gone)."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] != "Z" else None
-
-
-def _listening() -> set:
-    """TCP ports in state LISTEN (0A)."""
-    ports = set()
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in _read(path).splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                ports.add(int(fields[1].rpartition(":")[2], 16))
-    return ports
 
 
 def _read(path: str) -> str:

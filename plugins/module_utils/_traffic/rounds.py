@@ -1,7 +1,4 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
-"""The node side of the bandwidth matrix: a separate process that runs its rounds and exits.
+"""A node's part of tests between nodes: a separate process that runs its rounds and exits.
 
 PRIVATE to the collection. A node enters a round only after all its tests of the previous round have ended, and a test
 needs both ends; so no HCA serves two rounds at once, without a coordinator. All nodes compute the same deadline for
@@ -12,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -23,13 +19,12 @@ from .._core.files import write
 from ..hca import Tree, counters
 from . import fabric
 
-STATE = "run/gpufabric-rdma-matrix"
+STATE = "run/gpufabric-rdma-tests"
 TOOL = "ib_write_bw"
 _KEPT = 2000
 # perftest takes a moment to listen; the client then retries once a second.
 _FIRST, _AGAIN = 0.3, 1.0
 _GIVEN_UP = 124
-_REFUSED = re.compile(r"(?i)couldn't connect|connection refused")
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -69,15 +64,17 @@ def users(processes: list[dict], hcas: list[dict]) -> dict:
 
 
 def command(step: dict, seconds: int, path: str = TOOL) -> list[str]:
-    """One end of a test, on the CPUs near its HCA where the node's facts list them."""
+    """One end of a test; of ib_write_bw on the CPUs near its HCA, where the node's facts list them."""
     test, role = step["test"], step["role"]
     side = test[role]
-    make = fabric.server_command if role == "server" else fabric.client_command
-    argv = [path, *make(test, seconds)[1:]]
-    if side["gpu"] is not None:
+    argv = (fabric.server_command if role == "server" else fabric.client_command)(test, seconds)
+    if test["tool"] != TOOL:
+        return argv
+    argv[0] = path
+    if side.get("gpu") is not None:
         at = len(argv) - (role == "client")
         argv[at:at] = [f"--use_cuda={side['gpu']}", *(["--use_cuda_dmabuf"] if side["dmabuf"] else [])]
-    near = ["taskset", "-c", side["local_cpus"]] if side["local_cpus"] and side["pod"] is None else []
+    near = ["taskset", "-c", side["local_cpus"]] if side.get("local_cpus") and side["pod"] is None else []
     return [*near, *argv]
 
 
@@ -102,7 +99,7 @@ def _step(step: dict, deadline: float, options: dict, tree: Tree, clock) -> dict
     side = step["test"][step["role"]]
     before = counters.read(tree, side["hca"], side["port"], side["netdev"])
     end = _server if step["role"] == "server" else _client
-    outcome = end(command(step, options["seconds"], options["tool"]), deadline, options, clock)
+    outcome = end(command(step, options["seconds"], options["tool"]), step["test"]["tool"], deadline, options, clock)
     after = counters.read(tree, side["hca"], side["port"], side["netdev"])
     return {
         "id": step["id"],
@@ -118,22 +115,22 @@ def _left(deadline: float, clock) -> float:
     return max(1.0, deadline - clock.monotonic())
 
 
-def _server(argv: list[str], deadline: float, options: dict, clock) -> dict:
+def _server(argv: list[str], _tool: str, deadline: float, _options: dict, clock) -> dict:
     code, said = fabric.run_tool(argv, _left(deadline, clock))
     return {"ok": code == 0, "error": None if code == 0 else fabric.complaint(said) or f"exit code {code}"}
 
 
-def _client(argv: list[str], deadline: float, options: dict, clock) -> dict:
+def _client(argv: list[str], tool: str, deadline: float, options: dict, clock) -> dict:
     clock.sleep(_FIRST)
     refused = None
     while True:
         start = clock.monotonic()
         code, said = fabric.run_tool(argv, _left(deadline, clock))
         took = clock.monotonic() - start
-        result = fabric.parse(TOOL, code, said, options["seconds"])
+        result = fabric.parse(tool, code, said, options["seconds"])
         # A server that does not listen yet refuses, on a slow node for seconds. A test that ran and failed is a result.
         over = clock.monotonic() + _AGAIN >= deadline
-        if result["ok"] or over or (took >= options["seconds"] and not _REFUSED.search(said)):
+        if result["ok"] or over or (took >= options["seconds"] and not fabric.refused(said)):
             output = None if result["ok"] else said[-_KEPT:]
             if code == _GIVEN_UP and refused:
                 result = {**result, "error": refused}  # the refusal says more than an attempt cut off by the deadline
@@ -145,8 +142,11 @@ def _client(argv: list[str], deadline: float, options: dict, clock) -> dict:
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-def start(rounds: list[dict], options: dict, root: str = "/") -> None:
-    """Effect: stop what an earlier run left behind, then run the rounds in a separate process."""
+def start(rounds: list[dict], options: dict, root: str = "/", modules=()) -> None:
+    """Effect: stop what an earlier run left behind, then run the rounds in a separate process.
+
+    modules: the RDMA modules that are loaded before.
+    """
     stop(root)
     state = os.path.join(root, STATE)
     os.makedirs(state, mode=0o700)
@@ -157,7 +157,8 @@ def start(rounds: list[dict], options: dict, root: str = "/") -> None:
             _work(rounds, options, Tree(root), state)
         finally:
             os._exit(0)
-    write(os.path.join(state, "process.json"), json.dumps({"pid": child, "born": fabric.started_at(child)}))
+    record = {"pid": child, "born": fabric.started_at(child), "modules": sorted(modules)}
+    write(os.path.join(state, "process.json"), json.dumps(record))
 
 
 def _detach(state: str) -> None:
@@ -182,7 +183,9 @@ def _work(rounds: list[dict], options: dict, tree: Tree, state: str) -> None:
 
 
 def collect(wait_seconds: float, root: str = "/", clock=time) -> dict:
-    """Effect: wait for the process to end, then remove its files. results, and error when it did not finish."""
+    """Effect: wait for the process to end, then remove its files. results, modules (those that were loaded before), and
+    error when it did not finish.
+    """
     state = os.path.join(root, STATE)
     deadline = clock.monotonic() + wait_seconds
     record = _load(os.path.join(state, "process.json"))
@@ -197,7 +200,7 @@ def collect(wait_seconds: float, root: str = "/", clock=time) -> dict:
         why = f"no end within {wait_seconds:.0f} s" if alive else _why_gone(state, record)
         done = {"results": [], "error": why}
     stop(root)
-    return done
+    return {**done, "modules": (record or {}).get("modules")}
 
 
 def _why_gone(state: str, record) -> str:

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Read a node's RDMA state: plain file reads below a root directory, no fork on Debian, no side effects.
 
 Standard library only, Python 3.9 or later; the Ansible modules and the device plugin use it. `facts.gather` reads all

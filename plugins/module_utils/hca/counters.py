@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Error and congestion counters of an RDMA port, and the CPU frequency governors that bandwidth depends on.
 
 Sources: Documentation/ABI/stable/sysfs-class-infiniband (counters and hw_counters),

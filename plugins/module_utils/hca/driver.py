@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The driver as installed, as on disk for this kernel, and as loaded.
 
 Only the third is in use; the other two show what the next load or boot brings. `mlx_compat` marks an OFED stack

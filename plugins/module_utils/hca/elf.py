@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What modinfo prints, read from the module file itself: no fork for .ko, .ko.xz and .ko.gz.
 
 The standard library of the Pythons on nodes cannot unpack a .ko.zst; for those the seam runs modinfo.

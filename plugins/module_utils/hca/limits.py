@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """How much memory each container service may lock: what the next start gets and what the running process has.
 
 Sources: unit files and drop-ins (systemd.exec(5), LimitMEMLOCK=), /proc/<pid>/limits, the unit's cgroup.procs.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Which interfaces the management of a node uses: the one answer for rails, link settings, networks and the driver.
 
 Sources: default routes of every table that is looked up for the node itself, with all their next hops; the node's ends

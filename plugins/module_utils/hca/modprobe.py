@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What modprobe.d, modules-load.d and the kernel command line say, in the order in which kmod and systemd apply it.
 
 kmod (libkmod-config.c): the files of all directories are sorted by name; of files with the same name the first

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Kernel modules: loaded, built in, available for this kernel, loaded at boot, blocked.
 
 Sources: /sys/module, /lib/modules/<kernel>/{modules.dep,modules.builtin}, modprobe.d(5), modules-load.d(5).

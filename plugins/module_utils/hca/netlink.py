@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Default routes and policy rules of all tables, as the kernel answers them over rtnetlink.
 
 procfs shows the main table only, and of an IPv4 route with several next hops only the first. Rows are as `ip -j route`

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The RDMA subsystem's network namespace mode: running, at boot, who else sets it, and which namespaces exist.
 
 Sources: /sys/module/ib_core/parameters/netns_mode (Y shared, N exclusive; follows `rdma system set netns`), modprobe.d,

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Which card belongs to which GPU: an assignment along the PCI tree that survives missing cards and GPUs.
 
 GPUs and cards are taken together where they meet: below one root port, one host bridge or one NUMA node, whichever is

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """PCI functions: identity, link, NUMA place, SR-IOV, and which of them are GPUs or Mellanox network cards.
 
 Source: /sys/bus/pci/devices, Documentation/ABI/testing/sysfs-bus-pci.

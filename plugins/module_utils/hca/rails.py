@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Rails: the HCA ports on the fabric, in an order that is the same on identically built nodes.
 
 Named rails are used as given. An automatic rail has evidence: verbs, a port of its own, a GID or a LID while its link

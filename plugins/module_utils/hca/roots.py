@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The PCIe root of an HCA, as Kubernetes' standard device attribute resource.kubernetes.io/pcieRoot states it.
 
 A claim asks for a GPU and an HCA whose values are equal, so the text has to be what other drivers' helper makes of the

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The main routing tables of IPv4 and IPv6, as the kernel prints them. Other tables: see `management`.
 
 Sources: fib_route_seq_show() of net/ipv4/fib_trie.c, rt6_info_route() of net/ipv6/route.c.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """How far two PCI functions are from each other, in the classes that `nvidia-smi topo -m` prints.
 
 PIX   at most one PCIe bridge (one switch) between them

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The device plugin as one file that Python runs: its package and the discovery library in a zip archive.
 
 PRIVATE to the collection. The same sources give the same bytes on every controller: members are sorted, stored without

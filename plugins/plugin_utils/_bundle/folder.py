@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The bundle: one folder on the controller that holds all software a cluster needs, described by its bundle.yml.
 
 PRIVATE to the collection. bundle.yml is {schema: 1, origin: release|own|testbed, files: [{name, version, architecture,

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Images of objects, by the digest that the lock has for them.
 
 PRIVATE to the collection. Pure; runs on the controller. What a bundle brings was fetched by digest and is imported

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """netaddr, for everything that runs on the controller; code that runs on nodes has only ipaddress.
 
 PRIVATE to the collection. Import it from here: if netaddr is missing, its first use says what to install.

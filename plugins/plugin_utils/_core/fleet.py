@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What a run knows of its hosts, for actions that judge all of them.
 
 PRIVATE to the collection. An argument such as `hosts | map('extract', hostvars, 'known')` is walked value by value for

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The ends of action plugins: what change.reported() is for modules, and no variable from a node's facts.
 
 PRIVATE to the collection. Ansible makes variables of all that any module on a node answers as facts, above those of the

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What a run in check mode says about drift: from the results of its tasks to one verdict a host.
 
 PRIVATE to the collection. Pure; runs on the controller. docs/drift.schema.json describes the document.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The catalogue of failures, catalogue.yml beside this file: the sign, its cause, where to look, and the fix.
 
 PRIVATE to the collection. `diagnosis` matches checks against CATALOGUE; docs/failures.md is generated from DOCUMENT.

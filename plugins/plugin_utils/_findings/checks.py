@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """A named check: what must be true of one object, whether it is, and what to do if it is not.
 
 PRIVATE to the collection. Pure; runs on the controller. A check is a Finding as a mapping, with status

@@ -1,24 +1,29 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
-"""Which files of a Git folder have to be written or removed so that it holds the rendered cluster objects.
+"""A folder for Git that holds the rendered cluster objects: one directory a role, one file an object.
 
-PRIVATE to the collection. Pure: what lies in the folder and what was rendered in, Plan out. A path is relative to the
-folder and has at most one directory, the role's name.
+PRIVATE to the collection. `files` and `plan` are pure. A path is relative to the folder and has at most one directory,
+the role's name.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import pathlib
 import posixpath
 import re
 
-from ...module_utils._core.change import Finding, Plan, Refused
+import yaml
+
+from ...module_utils._core import files as core_files
+from ...module_utils._core.change import Finding, Plan, Refused, settle
 
 # The first line of each file that was rendered. A file without it is someone else's.
 MARK = "# Rendered by Ansible collection gpufabric.rdma (playbooks/render.yml); changes here are overwritten.\n"
 LIST = "kustomization.yaml"
 # As the API server takes them (RBAC allows colons); a node may have named the object.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9./_-]*")
+_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 # kustomize reads only one of these in a directory.
 _LISTS = (LIST, "kustomization.yml", "Kustomization")
 
@@ -30,8 +35,8 @@ def name_of(item: dict) -> str:
     return "_".join(parts).replace(":", "_") + ".yaml"
 
 
-def files(rendered: dict[str, list[dict]], text) -> dict[str, str]:
-    """{path: text} of the whole folder. rendered: {role: its objects in order}; `text` turns a dict into YAML.
+def files(rendered: dict[str, list[dict]]) -> dict[str, str]:
+    """{path: text} of the whole folder. rendered: {role: its objects in order}.
 
     Raises Refused with all objects whose names are none.
     """
@@ -97,3 +102,89 @@ def _in_the_way(made: Plan, path: str, wanted: str, seen: str) -> None:
         "move it away, or set cluster_objects_folder to a folder of its own (an overlay beside it may hold changes of "
         "yours)",
     )
+
+
+def converge(folder: pathlib.Path, rendered: dict[str, list[dict]], check_mode: bool) -> tuple[Plan, list]:
+    """(plan, changes made, or in check mode to be made). Raises Refused, also for a folder that cannot be read."""
+    try:
+        wanted = files(rendered)
+        return settle(
+            read=lambda: read(folder, wanted),
+            plan=lambda found: plan(found, wanted),
+            apply=lambda decided: apply(folder, decided),
+            check_mode=check_mode,
+        )
+    except OSError as error:
+        raise Refused.because(
+            error.filename or str(folder),
+            "a folder that can be read and written",
+            error.strerror or str(error),
+            "correct its permissions, or set cluster_objects_folder to another folder, and run again",
+        ) from error
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, _data):
+        return True
+
+    def scalar(self, value):
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style=_style(value))
+
+
+_Dumper.add_representer(str, _Dumper.scalar)
+
+
+def _style(value: str) -> str | None:
+    if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return None
+    lines = value.split("\n")
+    block = len(lines) > 1 and value[0] not in " \n" and value.isascii()
+    return "|" if block and all(line == line.rstrip() and line.isprintable() for line in lines) else '"'
+
+
+def text(item: dict) -> str:
+    """An object as YAML, keys in alphabetical order as kubectl prints them. The same object gives the same bytes."""
+    # The controller tags the values it templates; YAML needs plain ones.
+    plain = json.loads(json.dumps(item))
+    return yaml.dump(plain, Dumper=_Dumper, width=float("inf"), allow_unicode=True)
+
+
+def read(folder: pathlib.Path, wanted: dict) -> dict[str, str | None]:
+    """{path: text} of the entries in the folder and in our directories in it; hidden ones are left out."""
+    found: dict = {}
+    ours = {path.partition("/")[0] for path in wanted if "/" in path}
+    for entry in _entries(folder):
+        if entry.is_symlink() or not entry.is_dir():
+            found[entry.name] = _text(entry)
+            continue
+        inner = {f"{entry.name}/{child.name}": _text(child) for child in _entries(entry)}
+        if entry.name in ours or any(content and content.startswith(MARK) for content in inner.values()):
+            found.update(inner)
+    return found
+
+
+def _entries(directory: pathlib.Path) -> list[pathlib.Path]:
+    if not directory.exists():
+        return []
+    return sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
+
+
+def _text(path: pathlib.Path) -> str | None:
+    if path.is_symlink() or not path.is_file():
+        return None
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def apply(folder: pathlib.Path, changes: list):
+    for change in changes:
+        path = folder / change.object
+        if change.action == "remove":
+            core_files.remove(os.fspath(path))
+            if path.parent != folder and not any(path.parent.iterdir()):
+                path.parent.rmdir()
+        else:
+            core_files.write(os.fspath(path), change.after)
+        yield change

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What one end of a bandwidth test can carry: the rate of its link or that of its PCIe slot, whichever is less.
 
 PRIVATE to the collection. Pure. All rates are in Gb/s, 10**9 bits of payload a second, as perftest counts them.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The bandwidth matrix after it ran: what each test should have reached, which did not, and the likely reason.
 
 PRIVATE to the collection. Pure; runs on the controller. The document is described by docs/schemas/results-1.json.
@@ -14,7 +11,7 @@ from typing import Optional
 
 from ...module_utils._core import text as core_text
 from ...module_utils.hca.counters import CONGESTION, KINDS, LINK, TRANSPORT
-from .._core import fleet
+from .._verify import pairs
 from . import expect
 from . import plan as matrix_plan
 
@@ -54,13 +51,13 @@ def document(plans: list[dict], results: dict, nodes: dict, options: dict, at: s
 def of_run(hosts: list[str], known: list[dict], shared: dict, check_mode: bool, at: str) -> dict:
     """The matrix document of a run.
 
-    known: of each host node (host, variables, read), started and collected (what matrix_rounds returned). shared:
+    known: of each host node (host, variables, read), started and collected (what fabric_tests returned). shared:
     planned and pod_rounds, what plan_tests returned for hosts and for pods, and sent, what test_pods did. Any may be
     missing.
     """
     nodes = [of_host["node"] for of_host in known]
     answers = [of_host.get("collected") or {} for of_host in known]
-    failures = [_dropped(of_host.get("started"), answer) for of_host, answer in zip(known, answers)]
+    failures = [pairs.dropped(of_host.get("started"), answer) for of_host, answer in zip(known, answers)]
     options = {
         **matrix_plan.settings(nodes),
         "hosts": hosts,
@@ -68,23 +65,8 @@ def of_run(hosts: list[str], known: list[dict], shared: dict, check_mode: bool, 
         "check_mode": check_mode,
     }
     plans = [shared[key]["plan"] for key in ("planned", "pod_rounds") if "plan" in shared.get(key, {})]
-    results = joined([*answers, shared.get("sent") or {}])
+    results = pairs.joined([*answers, shared.get("sent") or {}])
     return document(plans, results, {node["host"]: node["read"] for node in nodes}, options, at)
-
-
-def _dropped(started: dict | None, collected: dict) -> str:
-    """Why a node gave no results, or empty."""
-    silent = collected.get("msg") if collected.get("unreachable") else ""
-    return collected.get("error") or fleet.failure(started, collected) or silent or ""
-
-
-def joined(answers: list[dict]) -> dict:
-    """{test id: {client: result, server: result}} from what the nodes returned."""
-    results: dict = {}
-    for answer in answers:
-        for result in answer.get("results") or []:
-            results.setdefault(result["id"], {})[result["role"]] = result
-    return results
 
 
 def _figure(result):

@@ -1,9 +1,6 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The bandwidth matrix before it runs: ends, pairs in both directions, rounds, how long it takes and what it loads.
 
-PRIVATE to the collection. Pure; runs on the controller. Peers are found as in _pairs: by rail index and network.
+PRIVATE to the collection. Pure; runs on the controller. Peers are found as in _verify.pairs: by rail index and network.
 """
 
 from __future__ import annotations
@@ -20,12 +17,10 @@ HOST, POD = "host", "pod"
 OVERHEAD_SECONDS = 3
 # Tests of one plan: all pairs of 64 nodes with 8 rails are 32,256 of them, 23 MB and 17 minutes.
 MOST_TESTS = 33_000
-# Nodes start in groups of `forks`; the first ones wait this long for the last ones.
-GRACE_SECONDS = 20
 
 
 def ends_of(node: dict) -> list[dict]:
-    """The rails of one node as ends, with what each uses (`resources`) and what the expectation needs (`carries`).
+    """The rails of one node as ends, with what the expectation needs (`carries`).
 
     node: as for pairs.ends, and in_use ({HCA: [who]}), load_allowed (None, True or False), cuda (what its tool can do
     with GPU memory: send, dmabuf; None if it was not asked), expected_gbit_per_s (or None). `refused` says why the user
@@ -33,7 +28,6 @@ def ends_of(node: dict) -> list[dict]:
     """
     facts = node["facts"]
     hcas = {hca["name"]: hca for hca in facts["hcas"]}
-    links = shared_links(facts["hcas"])
     gpus = {gpu["address"]: gpu for gpu in facts["gpus"]}
     dmabuf = facts["gpudirect"]["mode"] == "dmabuf"
     ends = []
@@ -53,40 +47,10 @@ def ends_of(node: dict) -> list[dict]:
                 "refused": refused,
                 "cuda": node["cuda"],
                 "id": (end["host"], end["rail"], end["hca"], end["port"]),
-                "resources": frozenset(_resources_of(end, links)),
                 "carries": carries(hca, end, rail, gpus, dmabuf, node["expected_gbit_per_s"]),
             }
         )
     return ends
-
-
-def _resources_of(end: dict, links: dict) -> list[tuple]:
-    nic = (end["host"], "nic", links.get(end["hca"], end["hca"]))
-    # A software HCA is the processor: two tests on one node would measure each other.
-    return [nic, (end["host"], "processor")] if end["kind"] == "software" else [nic]
-
-
-def shared_links(hcas: list[dict]) -> dict:
-    """{HCA: the first HCA with which it shares a PCIe link towards the host}.
-
-    The functions of one card share its slot, and cards at distance PIX or PXB the link above their switch.
-    """
-    leader: dict = {}
-    for hca in hcas:
-        name, pci = hca["name"], hca["pci"]
-        leader.setdefault(name, name)
-        for other in hcas:
-            if other is hca or not pci or not other["pci"]:
-                continue
-            same = _slot(pci) == _slot(other["pci"])
-            if same or hca["nic_distances"].get(other["name"]) in ("PIX", "PXB"):
-                old, new = leader.setdefault(other["name"], other["name"]), leader[name]
-                leader = {one: new if first == old else first for one, first in leader.items()}
-    return leader
-
-
-def _slot(pci: dict) -> str:
-    return pci["address"].rpartition(".")[0]
 
 
 def carries(hca: dict, end: dict, rail: dict, gpus: dict, dmabuf: bool, override) -> dict:
@@ -113,7 +77,7 @@ def carries(hca: dict, end: dict, rail: dict, gpus: dict, dmabuf: bool, override
 
 
 def known(node: dict) -> dict:
-    """What ends_of takes. node: host, address, variables, facts, read (what matrix_rounds returned)."""
+    """What ends_of takes. node: host, address, variables, facts, read (what fabric_tests returned)."""
     variables, read = node["variables"], node["read"]
     return {
         "host": node["host"],
@@ -163,7 +127,7 @@ def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes
         groups, clashes = grouped[memory]
         by_id = {end["id"]: end for end in ends}
         networks = {end_id: network for network, chain in groups for end_id in chain}
-        resources = {end["id"]: end["resources"] for end in ends}
+        resources = {end["id"]: set(end["resources"]) for end in ends}
         pairs = schedule.rounds([chain for _network, chain in groups], resources, options["peers"])
         for edges in pairs:
             for ways in (edges, [(other, one) for one, other in edges]):
@@ -230,7 +194,7 @@ def label(end: dict) -> str:
 
 
 def _test(client: dict, server: dict, network: str, path: str, memory: str, next_port: dict, number: int) -> dict:
-    """One direction of one pair, in the form that _traffic.fabric runs."""
+    """One direction of one pair, in the form that _traffic.rounds runs."""
     key = server.get("node", server["host"])
     port = next_port[key]
     next_port[key] += 1
@@ -263,37 +227,6 @@ def _side(end: dict, network: str, memory: str) -> dict:
     return side
 
 
-# --- what each node runs ----------------------------------------------------------------------------------------------
-
-
-def steps(planned: dict) -> dict:
-    """{host: [{order, steps: [{id, role, test}]}]}; order: the number of the round."""
-    parts: dict = {}
-    for order, identities in enumerate(planned["rounds"]):
-        for identity in identities:
-            test = planned["tests"][identity]
-            for role in ("server", "client"):
-                mine = parts.setdefault(test[role]["host"], [])
-                if not mine or mine[-1]["order"] != order:
-                    mine.append({"order": order, "steps": []})
-                mine[-1]["steps"].append({"id": identity, "role": role, "test": test})
-    return parts
-
-
-def round_seconds(options: dict) -> int:
-    """How long a round takes when nothing is wrong."""
-    return options["seconds"] + OVERHEAD_SECONDS
-
-
-def grace_seconds(hosts: int) -> int:
-    return GRACE_SECONDS + hosts
-
-
-def wait_seconds(planned: dict, hosts: int, options: dict) -> int:
-    """After how long every node has given up its last round."""
-    return grace_seconds(hosts) + len(planned["rounds"]) * options["round_seconds"] + 10
-
-
 # --- the announcement -------------------------------------------------------------------------------------------------
 
 
@@ -307,11 +240,11 @@ def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
         {side["host"] for plan in plans for t in plan["tests"].values() for side in (t["client"], t["server"])}
     )
     widest = max((len(identities) for plan in plans for identities in plan["rounds"]), default=0)
-    usual, most = rounds * round_seconds(options), rounds * options["round_seconds"]
+    usual, most = rounds * (options["seconds"] + OVERHEAD_SECONDS), rounds * options["round_seconds"]
     lines = [
         f"Bandwidth matrix of {text.count(len(hosts), 'node')}: {text.count(tests, 'test')} in "
         f"{text.count(rounds, 'round')}, up to {widest} at once, about {clock(usual)}, at most "
-        f"{clock(most + grace_seconds(len(hosts)))}.",
+        f"{clock(most + verify_pairs.grace_seconds(len(hosts)))}.",
         f"Load: in its rounds an HCA sends or receives at full rate for {options['seconds']} s; a round uses no HCA "
         "and no PCIe link twice. Other traffic on these rails slows down meanwhile. Nothing is changed.",
     ]

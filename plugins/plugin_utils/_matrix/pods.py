@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The bandwidth matrix between pods: which test pods it needs, and its rounds once their addresses are known.
 
 PRIVATE to the collection. Pure; runs on the controller. The pods are those of _pod_plan: `rails` with every rail at

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Which pairs are measured at the same time, so that no shared resource serves two tests at once.
 
 PRIVATE to the collection. Pure. Each group (the ends of one rail in one network) is a complete graph, and a round is a
@@ -13,6 +10,8 @@ fit never needs more than 2d - 1 rounds, d being the most pairs that one shared 
 from __future__ import annotations
 
 from typing import Optional
+
+from .._verify.pairs import first_free
 
 
 def circle(names: list, peers: Optional[int] = None) -> list[list[tuple]]:
@@ -48,18 +47,12 @@ def rounds(groups: list[list], resources: dict, peers: Optional[int] = None) -> 
     groups: lists of ends. resources: {end: names of what it uses}. The two ends of a pair may share none either. peers:
     with how many others of its group an end meets at least; None: with all.
     """
-    busy: dict = {}  # {resource: the rounds in which it is used, a bit for each}
+    busy: dict = {}
     scheduled: list[list[tuple]] = []
     for group in groups:
         for pairs in circle(group, peers):
             for one, other in pairs:
-                needed, taken = resources[one] | resources[other], 0
-                for resource in needed:
-                    taken |= busy.get(resource, 0)
-                first = ~taken & (taken + 1)
-                for resource in needed:
-                    busy[resource] = busy.get(resource, 0) | first
-                number = first.bit_length() - 1
+                number = first_free(busy, resources[one] | resources[other])
                 if number == len(scheduled):
                     scheduled.append([])
                 scheduled[number].append((one, other))

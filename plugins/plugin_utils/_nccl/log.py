@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What a log of nccl-tests with NCCL_DEBUG=INFO says: transport, GPUDirect RDMA, HCAs, bandwidth, errors.
 
 PRIVATE to the collection. Pure. The lines are those of NCCL 2.12 to 2.28 (src/transport/net_ib.cc, later

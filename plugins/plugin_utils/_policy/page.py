@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """One foreign object while it is read: a line about each of its fields, so that none is dropped silently.
 
 PRIVATE to the collection. Pure; runs on the controller.

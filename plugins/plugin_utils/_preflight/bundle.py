@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What a bundle lacks of all that the roles take from it, before any node is touched.
 
 PRIVATE to the collection. Reads the folder on the controller. A node comes as for _preflight.k3s, with `needs`:

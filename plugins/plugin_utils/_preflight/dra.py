@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What keeps a node from serving over DRA: the cluster, its kubelet, its container runtime.
 
 PRIVATE to the collection. Pure; runs on the controller.
@@ -25,7 +22,7 @@ _GATES = {
 
 
 def findings(name: str, runtime: dict, cluster: dict | None) -> list[Finding]:
-    """name: of the node in the cluster. runtime: what runtime_info returned. cluster: what dra_info returned as dra;
+    """name: of the node in the cluster. runtime: what node_facts returned. cluster: what cluster_info returned as dra;
     None where no API server responds yet, then only what the node says of itself counts.
     """
     found = []

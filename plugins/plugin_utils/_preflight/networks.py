@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Attachments a user asks for, or one a rail, as NetworkAttachmentDefinitions, address pools and node files.
 
 PRIVATE to the collection. Pure; runs on the controller. No two nodes ever hand out the same address: host-local keeps
@@ -23,6 +20,8 @@ from ...module_utils._kube import pods
 from .._core.addresses import netaddr
 
 CNI_VERSION = "0.3.1"
+# Begins the name of each file of ours that Multus reads.
+OURS = "gpufabric-rdma-"
 RESOURCE_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
 # For people and tools: the class whose claims give the HCA of this network.
 CLASS_ANNOTATION = f"{dra.DRIVER}/device-class"
@@ -367,6 +366,36 @@ def checked(variables: dict, nodes: list[dict], hosts: Sequence[str], resources,
     }
     made["findings"] += refused + nad_lint.lint(made["networks"], nodes, cluster)
     return made
+
+
+def node_files(wanted: dict[str, str], there: dict[str, str], directory: str) -> tuple[dict, list[Finding]]:
+    """({files: [{path, content}], absent: [path]} of one node, networks that a file of others has too).
+
+    wanted: {network name: text}; there: {file name: text} of what Multus reads in the directory. JSON has no comments,
+    so a prefix of the file name marks ours.
+    """
+    others = {_name(text): name for name, text in there.items() if not name.startswith(OURS)}
+    findings = [
+        Finding(
+            f"network {name}",
+            "one file with this name in its configuration",
+            f"{directory}/{others[name]}, which is not ours, has it too; Multus uses the first",
+            f"remove {directory}/{others[name]}, or rename the attachment",
+        )
+        for name in sorted(wanted)
+        if name in others
+    ]
+    names = {f"{OURS}{name}.conf": text for name, text in sorted(wanted.items())}
+    left = [name for name in sorted(there) if name.startswith(OURS) and name not in names]
+    files = [{"path": f"{directory}/{name}", "content": text} for name, text in names.items()]
+    return {"files": files, "absent": [f"{directory}/{name}" for name in left]}, findings
+
+
+def _name(text: str):
+    try:
+        return json.loads(text).get("name")
+    except (ValueError, AttributeError):
+        return None
 
 
 def _namespaces(attachments: list[dict]) -> list[dict]:

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The one plan of a run: what was read of all nodes and their typed variables in; findings and decisions out.
 
 PRIVATE to the collection. Runs on the controller. Each role's planner is a pure function; here they get what they ask
@@ -17,6 +14,8 @@ from typing import Any, NamedTuple
 
 from ...module_utils._core.change import Finding, at
 from ...module_utils._device_plugin import config
+from ...module_utils._device_plugin import dra as plugin_dra
+from ...module_utils._device_plugin import objects as plugin_objects
 from .._bundle import folder as bundle_folder
 from .._core.rails import dra_rails, network_rails
 from . import alike, dra, firewall, host, k3s, networks, roles, variables
@@ -31,10 +30,10 @@ class Run(NamedTuple):
     """What is true of the run and not of one node.
 
     hosts: of the play. nodes: all of the inventory's, whichever this run has. servers: {host: (ansible_host,
-    k3s_node_ip)}, also of those outside of this run. bundle: of the first node. lock: of the collection. answers:
-    {host: (what port_probe listened on, what it was told)}. offered: what dra_info read. partial: nodes that could not
-    be read, or whose variables are invalid, are left out instead of stopping the run. lacking: {tool: collection that
-    the controller does not have}.
+    k3s_node_ip)}, also of those outside of this run. bundle: of the first node. lock: of the collection. daemonset: the
+    manifest of the device plugin, which `kubectl apply -k` uses too. answers: {host: (what port_probe listened on, what
+    it was told)}. offered: what cluster_info read of DRA. partial: nodes that could not be read, or whose variables are
+    invalid, are left out instead of stopping the run. lacking: {tool: collection that the controller does not have}.
     """
 
     roles: Sequence[str]
@@ -44,6 +43,7 @@ class Run(NamedTuple):
     servers: Mapping[str, tuple]
     bundle: str | None
     lock: dict
+    daemonset: dict
     now: float
     offered: dict | None = None
     answers: Mapping[str, tuple] = {}
@@ -266,11 +266,10 @@ def _networks(nodes: list[dict], run: Run, made: dict) -> None:
     made["notes"] += planned["notes"]
     made["networks"] = {key: planned[key] for key in ("objects", "complete", "sriov_config")}
     for node in nodes:
-        made["hosts"][node["host"]]["networks"] = {
-            "files": planned["files"].get(node["host"]) or {},
-            "files_there": node["networks"]["files"],
-            "vfs_unit": node["networks"]["vfs_unit"],
-        }
+        wanted, directory = planned["files"].get(node["host"]) or {}, node["variables"]["networks_multus_conf_dir"]
+        files, findings = networks.node_files(wanted, node["networks"]["files"], directory.rstrip("/"))
+        _add(made, "networks", at(node["host"], findings))
+        made["hosts"][node["host"]]["networks"] = {**files, "vfs_unit": node["networks"]["vfs_unit"]}
 
 
 def _network_node(node: dict, known: list[str]) -> dict:
@@ -296,6 +295,38 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
         made["hosts"][node["host"]]["dra"] = {"name": name, "rails": _over_dra(node)}
     if serving:
         made["notes"] += dra.notes(run.offered, serving[0]["variables"]["device_plugin_extended_resources"])
+    for node in nodes:
+        made["hosts"][node["host"]]["device_plugin"] = _plugin_config(node)
+    made["device_plugin_objects"] = _plugin_objects(nodes, serving, run, made["hosts"])
+
+
+def _plugin_config(node: dict) -> dict:
+    """config.json, and whether the plugin sets interfaces up, which takes CAP_NET_ADMIN."""
+    typed, rails = node["variables"], _facts(node).get("rails")
+    given, api = typed["device_plugin_resources"], typed["device_plugin_api"]
+    try:
+        entries = config.entries(given, rails, api, typed["device_plugin_dra_rails"])
+    except ValueError:  # the rules have a finding of it
+        return {"config": "", "links_up": False}
+    interval = typed["device_plugin_interval_seconds"]
+    return {"config": config.document(entries, interval), "links_up": config.sets_links_up(entries)}
+
+
+def _plugin_objects(nodes: list[dict], serving: list[dict], run: Run, hosts: dict) -> list[dict]:
+    """Those of the DaemonSet, and those that DRA needs."""
+    typed, mine = nodes[0]["variables"], hosts[nodes[0]["host"]]["device_plugin"]
+    in_pods, made = typed["device_plugin_mode"] == "daemonset", []
+    if in_pods:
+        names = ("image", "node_selector", "use_cdi", "metrics_address", "kubelet_root", "api")
+        settings = {name: typed[f"device_plugin_{name}"] for name in names}
+        made = plugin_objects.objects(run.daemonset, mine["config"], mine["links_up"], settings)
+    # The service account of a DaemonSet is beside it, those of nodes are where the role node_ready has its own.
+    of_dra = {
+        "in_pods": in_pods,
+        "namespace": "kube-system" if in_pods else "gpufabric-rdma",
+        "extended_resources": typed["device_plugin_extended_resources"],
+    }
+    return made + plugin_dra.objects([hosts[node["host"]]["dra"] for node in serving], of_dra)
 
 
 def _over_dra(node: dict) -> dict:

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The variables of all roles: their documented options, and their typed values for a host.
 
 PRIVATE to the collection. Runs on the controller. The argument specs of the roles hold every type and default; nothing

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The bandwidth matrix as a heat map that is a table: one row a pair of nodes, one column a rail, figures in the cells.
 
 PRIVATE to the collection. Pure.

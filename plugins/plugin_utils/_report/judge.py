@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The page's summary: state of each node, headline, failures grouped by their fix.
 
 PRIVATE to the collection. Pure. Levels, best first: ok, open (nothing failed, something is not proven or pending), bad.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """JUnit of the checks of a results document: one suite a node, one case a check.
 
 PRIVATE to the collection. Pure. What was not verified is skipped, never passed; so is what is unused.

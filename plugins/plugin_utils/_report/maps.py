@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The GPU-NIC map of a node: one tree a NUMA node, from the PCI host bridge down to GPUs and HCAs with their rails.
 
 PRIVATE to the collection. Pure. Nested lists; the style sheet draws them.

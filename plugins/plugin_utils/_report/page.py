@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The page: one self-contained HTML file that loads nothing from the network and runs only its own few lines.
 
 PRIVATE to the collection. Pure: the same document gives the same bytes. What is shown is chosen here, how it is written

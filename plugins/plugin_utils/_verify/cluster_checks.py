@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Faults in a cluster's device plugins, policies, labels and pod network, compared with its nodes.
 
 PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks. Only faults become

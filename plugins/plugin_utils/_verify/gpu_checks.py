@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What the GPU layer of a node lacks. The collection installs none of it, so nothing here fails.
 
 PRIVATE to the collection. Pure; runs on the controller. A check passes, or is not verified: RDMA works without a GPU

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """What must be true of a node and of the fabric, each as a named check.
 
 PRIVATE to the collection. Pure; runs on the controller. A check is a mapping with id, object, status (passed, failed,

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The checks of all hosts from what was seen of nodes, fabric and cluster.
 
 PRIVATE to the collection. Pure; runs on the controller.
@@ -18,19 +15,18 @@ from .._findings import diagnosis
 from .._findings.checks import FAILED, NOT_VERIFIED, check
 from .._preflight import host as preflight_host
 from . import cluster as verify_cluster
-from . import firewall_checks, gpu_checks, host_checks, pod_checks
+from . import firewall_checks, gpu_checks, host_checks, pairs, pod_checks
 from .cluster import Cluster
 
 _UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/verify.yml again")
 
 
 class Seen(NamedTuple):
-    """What a run has seen. servers, results and failures have a row for each of nodes."""
+    """What a run has seen. collected and failures have a row for each of nodes."""
 
     hosts: list[str]  # all of the play
     nodes: list[dict]  # host, variables, read, planned, boot_id and firewall of those that took part
-    servers: list[dict]  # what fabric_tests returned on each node that served
-    results: list[dict]  # and that was a client
+    collected: list[dict]  # what fabric_tests returned on each node in the end
     failures: list[str]  # why a node dropped out, or empty
     plan: dict  # of the fabric tests
     unplanned: str  # why there is none, or empty
@@ -40,21 +36,20 @@ class Seen(NamedTuple):
 def gather(hosts: list[str], known: list[dict], shared: dict) -> Seen:
     """What `judge` takes of a run.
 
-    known: of each host those that it has of node, served, connected (what fabric_tests returned) and cni (what cni_lint
-    did). shared: of the host that asked for all, its node, paired
-    (the plan of the tests between nodes) and, with a cluster, offered, pods (their plan), ran and stopped (as
-    cluster_info, plan_tests and test_pods returned them). Any may be missing.
+    known: of each host those that it has of node, started, collected (what fabric_tests returned) and cni (what
+    cni_lint did). shared: of the host that asked for all, its node, paired (the plan of the tests between nodes) and,
+    with a cluster, offered, pods (their plan), ran and stopped (as cluster_info, plan_tests and test_pods returned
+    them). Any may be missing.
     """
     # Those that have left the play since, too: what they showed is known.
     known = [of_host for of_host in known if "node" in of_host]
-    served, connected = ([of_host.get(key) or {} for of_host in known] for key in ("served", "connected"))
+    collected = [of_host.get("collected") or {} for of_host in known]
     paired = shared.get("paired") or {}
     return Seen(
         hosts,
         [of_host["node"] for of_host in known],
-        served,
-        connected,
-        [fleet.failure(*results) for results in zip(served, connected)],
+        collected,
+        [pairs.dropped(of_host.get("started"), answer) for of_host, answer in zip(known, collected)],
         paired.get("plan") or {"tests": [], "unpaired": [], "clashes": []},
         fleet.failure(paired),
         _cluster(known, shared) if "offered" in shared else None,
@@ -98,10 +93,7 @@ def judge(seen: Seen, check_mode: bool) -> dict:
 
 
 def _nodes(seen: Seen, check_mode: bool) -> list[dict]:
-    loaded = {node["host"]: set() for node in seen.nodes}
-    for told in (seen.results, seen.servers):
-        for node, result in zip(seen.nodes, told):
-            loaded[node["host"]] |= set(result.get("loaded") or ())
+    loaded = {node["host"]: set(answer.get("loaded") or ()) for node, answer in zip(seen.nodes, seen.collected)}
     nodes = {node["host"]: node for node in seen.nodes}
     judged = []
     for host in seen.hosts:
@@ -119,8 +111,9 @@ def _nodes(seen: Seen, check_mode: bool) -> list[dict]:
 
 def _fabric(seen: Seen, check_mode: bool):
     """(host, check) of the tests between nodes."""
-    results = {item["id"]: item for told in seen.results for item in told.get("results") or []}
-    servers = {name: error for told in seen.servers for name, error in (told.get("servers") or {}).items()}
+    by_test = pairs.joined(seen.collected)
+    results = {name: ends["client"] for name, ends in by_test.items() if "client" in ends}
+    servers = {name: ends["server"]["error"] for name, ends in by_test.items() if "server" in ends}
     # The reason why a node dropped out explains its tests better than "no result".
     failed = dict(zip((node["host"] for node in seen.nodes), seen.failures))
     for test in seen.plan["tests"]:

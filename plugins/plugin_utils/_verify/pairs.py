@@ -1,7 +1,4 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
-"""Which node sends verbs traffic to which, over which rail.
+"""Which node sends verbs traffic to which, over which rail, and in which round.
 
 PRIVATE to the collection. Pure; runs on the controller. Peers are found by rail index and subnet, never by name: rail i
 of one node is cabled to rail i of the next. Each rail's nodes form a chain, so that every node takes part at the cost
@@ -10,19 +7,52 @@ of one test fewer than there are nodes.
 
 from __future__ import annotations
 
+from .._core import fleet
 from .._core.addresses import netaddr
 
 TOOLS = ("rping", "ib_write_bw")
+# Nodes start in groups of `forks`; the first ones wait this long for the last ones.
+GRACE_SECONDS = 20
 
 
 def ends(node: dict) -> list[dict]:
-    """The rails of one node as ends of a fabric test; `reason` says why one cannot be used.
+    """The rails of one node as ends of a test; `reason` says why one cannot be used, `resources` what it keeps busy.
 
     node: host, facts, address (for handshakes), tools (those it has), base_port, runs (whether it can run anything).
     """
     facts = node["facts"]
-    hcas = {hca["name"]: hca for hca in facts["hcas"]}
-    return [_end(node, rail, hcas[rail["hca"]]) for rail in facts["rails"] if rail["hca"] in hcas]
+    hcas, links = {hca["name"]: hca for hca in facts["hcas"]}, shared_links(facts["hcas"])
+    made = [_end(node, rail, hcas[rail["hca"]]) for rail in facts["rails"] if rail["hca"] in hcas]
+    return [{**end, "resources": _resources_of(end, links)} for end in made]
+
+
+def _resources_of(end: dict, links: dict) -> list[str]:
+    nic = f"{end['host']} NIC {links.get(end['hca'], end['hca'])}"
+    # A software HCA is the processor: two tests on one node would measure each other.
+    return [nic, f"{end['host']} processor"] if end["kind"] == "software" else [nic]
+
+
+def shared_links(hcas: list[dict]) -> dict:
+    """{HCA: the first HCA with which it shares a PCIe link towards the host}.
+
+    The functions of one card share its slot, and cards at distance PIX or PXB the link above their switch.
+    """
+    leader: dict = {}
+    for hca in hcas:
+        name, pci = hca["name"], hca["pci"]
+        leader.setdefault(name, name)
+        for other in hcas:
+            if other is hca or not pci or not other["pci"]:
+                continue
+            same = _slot(pci) == _slot(other["pci"])
+            if same or hca["nic_distances"].get(other["name"]) in ("PIX", "PXB"):
+                old, new = leader.setdefault(other["name"], other["name"]), leader[name]
+                leader = {one: new if first == old else first for one, first in leader.items()}
+    return leader
+
+
+def _slot(pci: dict) -> str:
+    return pci["address"].rpartition(".")[0]
 
 
 def _end(node: dict, rail: dict, hca: dict) -> dict:
@@ -87,15 +117,12 @@ def _gbps(hca: dict, port: dict):
 
 
 def plan_nodes(nodes: list[dict]) -> dict:
-    """plan, and hosts: the tests that each one serves or starts.
+    """plan, and as the module fabric_tests takes them: parts (of each host with tests), grace_seconds, wait_seconds.
 
     nodes: host, address, variables and read (what host_probe returned) of each host of the play.
     """
-    hosts = {node["host"]: {"serve": [], "connect": []} for node in nodes}
     usable = [node for node in nodes if node["read"].get("probe")]
     wanted = [node for node in usable if node["variables"]["verification_fabric"]]
-    if not wanted:
-        return {"plan": {"tests": [], "unpaired": [], "clashes": []}, "hosts": hosts}
     measured = [
         {
             "host": node["host"],
@@ -108,17 +135,76 @@ def plan_nodes(nodes: list[dict]) -> dict:
         for node in wanted
     ]
     planned = plan(measured)
-    for test in planned["tests"]:
-        if not test["missing"]:
-            hosts[test["server"]["host"]]["serve"].append(test)
-            hosts[test["client"]["host"]]["connect"].append(test)
-    return {"plan": planned, "hosts": hosts}
+    tests = {test["id"]: test for test in planned["tests"]}
+    limit = max((node["variables"]["verification_timeout_seconds"] for node in wanted), default=0)
+    return {
+        "plan": planned,
+        "parts": parts(planned["rounds"], tests),
+        "grace_seconds": grace_seconds(len(nodes)),
+        "wait_seconds": wait_seconds(len(planned["rounds"]), len(nodes), limit),
+    }
+
+
+def parts(rounds: list[list[str]], tests: dict) -> dict:
+    """{host: [{order, steps: [{id, role, test}]}]}: what each node runs; order: the number of the round.
+
+    rounds: ids of tests; tests: by id.
+    """
+    made: dict = {}
+    for order, identities in enumerate(rounds):
+        for identity in identities:
+            test = tests[identity]
+            for role in ("server", "client"):
+                mine = made.setdefault(test[role]["host"], [])
+                if not mine or mine[-1]["order"] != order:
+                    mine.append({"order": order, "steps": []})
+                mine[-1]["steps"].append({"id": identity, "role": role, "test": test})
+    return made
+
+
+def grace_seconds(hosts: int) -> int:
+    return GRACE_SECONDS + hosts
+
+
+def wait_seconds(rounds: int, hosts: int, round_seconds: int) -> int:
+    """After how long every node has given up its last round."""
+    return grace_seconds(hosts) + rounds * round_seconds + 10
+
+
+def dropped(started: dict | None, collected: dict) -> str:
+    """Why a node gave no results, or not all; or empty. Both as the module fabric_tests returned them."""
+    silent = collected.get("msg") if collected.get("unreachable") else ""
+    return collected.get("error") or fleet.failure(started, collected) or silent or ""
+
+
+def joined(answers: list[dict]) -> dict:
+    """{test id: {client: result, server: result}} from what the nodes returned."""
+    results: dict = {}
+    for answer in answers:
+        for result in answer.get("results") or []:
+            results.setdefault(result["id"], {})[result["role"]] = result
+    return results
+
+
+def first_free(busy: dict, needed) -> int:
+    """The first round in which nothing needed is busy; from now on it is. busy: {resource: a bit for each round}."""
+    taken = 0
+    for resource in needed:
+        taken |= busy.get(resource, 0)
+    first = ~taken & (taken + 1)
+    for resource in needed:
+        busy[resource] = busy.get(resource, 0) | first
+    return first.bit_length() - 1
 
 
 def plan(nodes: list[dict]) -> dict:
-    """tests: what to run; unpaired: ends without one, each with its reason; clashes: addresses with two holders."""
+    """tests: what to run; rounds: their ids; unpaired: ends without a test, each with its reason; clashes: addresses
+    with two holders.
+    """
     every = [end for node in nodes for end in ends(node)]
     tests, clashes, paired = [], [], set()
+    rounds: list[list[str]] = []
+    busy: dict = {}
     next_port = {node["host"]: node["base_port"] for node in nodes}
     for rail in sorted({end["rail"] for end in every}):
         usable = [end for end in every if end["rail"] == rail and end["reason"] is None]
@@ -129,13 +215,18 @@ def plan(nodes: list[dict]) -> dict:
                 if address is not None and _address(client, network) == address:
                     continue
                 paired |= {(end["host"], end["rail"], end["hca"]) for end in (client, server)}
-                tests += _tests(client, server, network, next_port)
+                made = _tests(client, server, network, next_port)
+                tests += made
+                for test in [test for test in made if not test["missing"]]:
+                    number = first_free(busy, {*client["resources"], *server["resources"]})
+                    rounds += [[] for _more in range(number + 1 - len(rounds))]
+                    rounds[number].append(test["id"])
     unpaired = [
         {**end, "reason": end["reason"] or why_alone(end, every, len(nodes))}
         for end in every
         if (end["host"], end["rail"], end["hca"]) not in paired
     ]
-    return {"tests": tests, "unpaired": unpaired, "clashes": clashes}
+    return {"tests": tests, "rounds": rounds, "unpaired": unpaired, "clashes": clashes}
 
 
 def chains(usable: list[dict]) -> dict:

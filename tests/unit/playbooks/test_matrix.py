@@ -98,7 +98,7 @@ def test_an_untouched_matrix_names_none_and_says_beforehand_what_it_does(matrix,
     assert len(alone) == 12
     assert all("no peer in 198.19." in row["reason"] for row in alone)
     assert (tmp_path / "matrix.txt").read_text().strip() in output
-    assert not (tmp_path / "node1/run/gpufabric-rdma-matrix").exists()
+    assert not (tmp_path / "node1/run/gpufabric-rdma-tests").exists()
 
 
 def test_exactly_the_throttled_rail_is_named(matrix):

@@ -11,7 +11,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import ga
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles
-from ansible_collections.gpufabric.rdma.tests.tools import kernel_headers, peermem_modules, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kernel_headers, peermem_modules, pitfall_world, tree
 
 
 @pytest.fixture(scope="session")
@@ -95,3 +95,14 @@ def script(put):
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def captured(facts_of, variables):
+    """Facts of the nodes of a sound cluster (pitfall_world), and the variables of a host that sets none."""
+    nodes = {name: facts_of(name, rails=[]) for name in ("card-without-mlx5-ib", "exclusive-netns-foreign-file")}
+    rails = [{"hca": "mlx5_0"}, {"hca": "mlx5_1"}]
+    nodes["gh200-cx7-roce"] = facts_of("gh200-cx7-roce", rails=rails[:1])
+    nodes["gh200-two-rails"] = facts_of("gh200-cx7-roce", rails=rails)
+    pitfall_world.converged(nodes["gh200-cx7-roce"], variables)
+    return {**nodes, "variables": variables}

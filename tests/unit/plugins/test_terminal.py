@@ -98,8 +98,8 @@ PLAY = [
         "hosts": "all",
         "gather_facts": False,
         "tasks": [
-            {"gpufabric.rdma.show": {"text": "shown {{ hostile }}"}},
-            {"gpufabric.rdma.show": {"text": "warned {{ hostile }}", "warning": True}},
+            {"gpufabric.rdma.report": {"kind": "text", "text": "shown {{ hostile }}"}},
+            {"gpufabric.rdma.report": {"kind": "warning", "text": "warned {{ hostile }}"}},
             {
                 "gpufabric.rdma.refuse": {
                     "findings": [{"object": "{{ hostile }}", "wanted": "x", "seen": "{{ hostile }}", "next_step": "y"}]
@@ -181,7 +181,7 @@ def test_a_module_warns_through_the_one_place():
     assert warning == ["change.py"]
 
 
-def test_a_role_prints_what_it_was_told_through_show():
+def test_a_role_prints_what_it_was_told_through_report():
     """debug, fail, assert and pause print as it is whatever a variable holds: only numbers of ours."""
     found = []
     for path in [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]:

@@ -69,7 +69,6 @@ ONE_PLACE = {
             # Copies in a folder of their own, for one simulation.
             "plugins/module_utils/_driver/trial.py",
             # Output of a process that was started.
-            "plugins/module_utils/_traffic/fabric.py",
             "plugins/module_utils/_traffic/rounds.py",
         },
     ),

@@ -12,8 +12,7 @@ import subprocess
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.action import git_folder
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops.folder import MARK, name_of
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops.folder import MARK, name_of, text
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 
 ROLES = ("flannel", "node_ready", "multus", "networks", "device_plugin")
@@ -117,7 +116,7 @@ def test_each_role_s_folder_has_byte_for_byte_what_the_role_applies(site, render
     assert code == 0, output
     sent = [item for item in site.applied() if item["kind"] != "Secret"]
     assert len(site.applied()) == len(sent) + 2, "the tokens of the nodes, which are never rendered"
-    expected = {f"{role_of(item)}/{name_of(item)}": (MARK + git_folder.text(item)).encode() for item in sent}
+    expected = {f"{role_of(item)}/{name_of(item)}": (MARK + text(item)).encode() for item in sent}
     assert {path.partition("/")[0] for path in expected} == set(ROLES)
     kustomizations = {"kustomization.yaml", *(f"{role}/kustomization.yaml" for role in ROLES)}
     assert set(rendered) == set(expected) | kustomizations

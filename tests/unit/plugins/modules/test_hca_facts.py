@@ -18,10 +18,6 @@ from ansible_collections.gpufabric.rdma.plugins.modules import (
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.modules.test_network_modules import call
 
-TEST = {"id": "rail0-a-b-rping", "tool": "rping", "address": "10.77.1.2", "tcp_port": 18600}
-TEST["client"] = {"hca": "rxe0", "port": 1, "ip": "10.77.1.1", "gid": 1}
-TEST["server"] = {"hca": "mlx5_0", "port": 2, "ip": "10.77.1.2", "gid": 3}
-
 
 @pytest.fixture
 def run(capsys):
@@ -87,38 +83,29 @@ def test_a_tree_of_files_has_facts_and_is_not_probed(run, root):
     assert found["changed"] is False
 
 
-@pytest.mark.parametrize(
-    ("state", "returned"), [("started", {"servers": {}}), ("finished", {"results": []}), ("absent", {"said": {}})]
-)
-def test_check_mode_starts_and_ends_nothing(run, monkeypatch, state, returned):
-    for name in ("serve", "connect", "stop"):
-        monkeypatch.setattr(fabric_tests.fabric, name, lambda *_given: pytest.fail("an effect in check mode"))
-    found = run(fabric_tests, _ansible_check_mode=True, state=state, tests=[TEST])
-    assert {**returned, "changed": False}.items() <= found.items()
+@pytest.mark.parametrize("state", ["started", "finished", "absent"])
+def test_check_mode_starts_and_ends_nothing(run, monkeypatch, state):
+    for name in ("start", "collect", "stop"):
+        monkeypatch.setattr(fabric_tests.rounds, name, lambda *_given: pytest.fail("an effect in check mode"))
+    assert run(fabric_tests, _ansible_check_mode=True, state=state)["changed"] is False
 
 
-def test_a_server_outlives_all_clients_that_run_one_after_the_other(run, monkeypatch):
-    monkeypatch.setattr(fabric_tests.fabric, "serve", lambda tests, seconds, limit: {"limit": limit})
-    assert run(fabric_tests, state="started", tests=[TEST, TEST], limit=30)["servers"] == {"limit": 90}
-
-
-def test_a_server_that_cannot_be_ended_says_what_to_do(run, monkeypatch):
-    def refuse():
+def test_a_process_that_cannot_be_ended_says_what_to_do(run, monkeypatch):
+    def refuse(_root):
         raise ValueError("half a record")
 
-    monkeypatch.setattr(fabric_tests.fabric, "stop", refuse)
+    monkeypatch.setattr(fabric_tests.rounds, "stop", refuse)
     found = run(fabric_tests, state="absent")
     assert (found["failed"], "wanted absent, seen half a record. Next step: " in found["msg"]) == (True, True)
 
 
-@pytest.mark.parametrize(
-    ("module", "options"),
-    [(fabric_tests, {"state": "finished"}), (fabric_tests, {"state": "started"}), (host_probe, {})],
-)
+@pytest.mark.parametrize(("module", "options"), [(fabric_tests, {"state": "finished"}), (host_probe, {})])
 def test_modules_that_came_meanwhile_are_told(run, monkeypatch, root, module, options):
-    told = iter([{"ib_core"}, {"ib_core", "rdma_ucm", "rdma_cm"}])
+    before, after = {"ib_core"}, {"ib_core", "rdma_ucm", "rdma_cm"}
+    told = iter([after] if module is fabric_tests else [before, after])
     monkeypatch.setattr(module, "rdma_modules", lambda: next(told))
-    monkeypatch.setattr(fabric_tests.fabric, "serve", lambda *_given: {})
+    done = {"results": [], "error": None, "modules": ["ib_core"]}
+    monkeypatch.setattr(fabric_tests.rounds, "collect", lambda *_given: dict(done))
     found = run(module, **options, **({"root": root} if module is host_probe else {}))
     assert found.get("probe", found)["loaded"] == ["rdma_cm", "rdma_ucm"]
 

@@ -1,45 +1,19 @@
-"""sriov_vfs, network_files and the networks of node_facts as Ansible runs them: processes below a laid-out tree."""
+"""sriov_vfs as Ansible runs it: a process below a laid-out tree."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import sriov
-from ansible_collections.gpufabric.rdma.plugins.modules import network_files, sriov_vfs
+from ansible_collections.gpufabric.rdma.plugins.modules import sriov_vfs
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
-
-DIRECTORY = "etc/cni/multus/net.d"
 
 
 def call(module, root, check=False, **options):
     return running.module(module, check, root=str(root), **options)
-
-
-def config(name, **changes):
-    return json.dumps({"cniVersion": "0.3.1", "name": name, "type": "macvlan", "master": "eth2", **changes}) + "\n"
-
-
-def test_configurations_come_stay_and_go_and_those_of_others_stay(tmp_path):
-    directory = tmp_path / DIRECTORY
-    directory.mkdir(parents=True)
-    (directory / "10-theirs.conf").write_text(config("theirs"))
-    wanted = {"rail0": config("rail0"), "rail1": config("rail1")}
-    announced = call(network_files, tmp_path, check=True, configs=wanted)
-    assert [path.name for path in directory.iterdir()] == ["10-theirs.conf"]
-    first = call(network_files, tmp_path, configs=wanted)
-    assert (first["changed"], first["changes"]) == (True, announced["changes"])
-    assert (directory / "gpufabric-rdma-rail0.conf").read_text() == wanted["rail0"]
-    assert call(network_files, tmp_path, configs=wanted)["changed"] is False
-    call(network_files, tmp_path, configs={"rail1": wanted["rail1"]})
-    kept = ["10-theirs.conf", "gpufabric-rdma-rail1.conf"]
-    assert sorted(path.name for path in directory.iterdir()) == kept
-    refused = call(network_files, tmp_path, configs={"theirs": config("theirs")})
-    assert "10-theirs.conf" in refused["findings"][0]["seen"], "a name that another file has"
-    assert sorted(path.name for path in directory.iterdir()) == kept
 
 
 @pytest.fixture

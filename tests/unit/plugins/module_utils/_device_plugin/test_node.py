@@ -320,7 +320,7 @@ RAILS = [
 
 
 def test_each_rail_becomes_a_resource_of_63_that_sets_no_link_up():
-    made = json.loads(config.document("rails", RAILS, 300))
+    made = json.loads(config.document(config.entries("rails", RAILS), 300))
     assert made["periodicUpdateInterval"] == 300
     same = {"rdmaHcaMax": 63, "linkUp": False, "topology": "auto"}
     assert made["configList"] == [
@@ -332,7 +332,7 @@ def test_each_rail_becomes_a_resource_of_63_that_sets_no_link_up():
 
 def test_the_plugin_takes_what_is_made_of_rails(tmp_path):
     (tmp_path / "plugin.pyz").write_bytes(code.archive(ROOT))
-    (tmp_path / "config.json").write_text(config.document("rails", RAILS, 300))
+    (tmp_path / "config.json").write_text(config.document(config.entries("rails", RAILS), 300))
     command = [sys.executable, "-I", "-B", tmp_path / "plugin.pyz", "check-config", "-strict", tmp_path / "config.json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -341,7 +341,7 @@ def test_the_plugin_takes_what_is_made_of_rails(tmp_path):
 
 def test_a_list_passes_through_as_it_is():
     given = [{"ResourceName": "a", "whatever": [1], "linkup": False}, {"resourceName": "b"}]
-    assert json.loads(config.document(given, None, 0)) == {"periodicUpdateInterval": 0, "configList": given}
+    assert json.loads(config.document(config.entries(given, None), 0))["configList"] == given
     assert config.names(given) == ["a", "b"]
     assert config.sets_links_up(given)
     assert not config.sets_links_up(given[:1])
@@ -353,7 +353,7 @@ def test_a_list_passes_through_as_it_is():
 )
 def test_other_input_and_no_rails_are_refused(given, rails):
     with pytest.raises(ValueError, match="one rail or more" if given == "rails" else "a list of mappings"):
-        config.document(given, rails, 300)
+        config.entries(given, rails)
 
 
 def hca(number):

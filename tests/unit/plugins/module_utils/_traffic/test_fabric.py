@@ -1,4 +1,4 @@
-"""The two ends of a fabric test: commands, captured outputs, servers that are always ended, order of rounds."""
+"""The two ends of a test between nodes: commands, captured outputs, order of rounds, a process that is ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -78,96 +77,11 @@ def test_pings_and_writes_are_counted_and_gigabits_taken_as_they_are():
     assert fabric.parse("ib_write_bw", 0, output, 5)["gbps"] == 390.68
 
 
-SERVER = """#!/usr/bin/env python3
-import socket, sys, time
-listener = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1])))
-print("waiting", flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.fixture
-def tools(tmp_path, monkeypatch, script):
-    """A folder first in PATH whose tools listen as perftest does, or fail."""
-    for name in ("ib_write_bw", "rping"):
-        script(f"bin/{name}", SERVER)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    return lambda name, text: script(f"bin/{name}", text)
-
-
-@pytest.fixture
-def state(tmp_path):
-    folder = str(tmp_path / "state")
-    yield folder
-    fabric.stop(folder)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def listens(port):
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def gone(port):
-    deadline = time.monotonic() + 5
-    while listens(port) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not listens(port)
-
-
-def test_servers_listen_until_they_are_stopped_or_called_anew_and_leave_nothing(tools, state):
-    first, second = a_test(tcp_port=free_port()), a_test(number=1, tcp_port=free_port())
-    assert fabric.serve([first], 2, 30, state) == {first["id"]: None}
-    assert listens(first["tcp_port"])
-    fabric.serve([second], 2, 30, state)
-    assert gone(first["tcp_port"])
-    assert fabric.stop(state) == {second["id"]: "waiting\n"}
-    assert gone(second["tcp_port"])
-    assert not os.path.exists(state)
-    assert fabric.stop(state) == {}, "stopping twice is no error"
-
-
-def test_a_server_ends_by_itself_when_no_call_comes_back(tools, state):
-    test = a_test(tcp_port=free_port())
-    fabric.serve([test], 2, 1, state)
-    assert gone(test["tcp_port"])
-
-
-def test_a_server_that_cannot_start_says_why(tools, state):
-    tools("ib_write_bw", "echo ' Unable to find the Infiniband/RoCE device'\nexit 1")
-    test = a_test(tcp_port=free_port())
-    errors = fabric.serve([test], 2, 30, state)
-    assert "exit code 1): Unable to find the Infiniband/RoCE device" in errors[test["id"]]
-
-
-def test_a_process_that_took_over_the_number_is_not_killed(tmp_path, state):
+def test_a_process_that_took_over_the_number_is_not_killed():
     with subprocess.Popen(["sleep", "30"]) as bystander:
-        os.makedirs(state)
-        record = f'{{"id": "x", "pid": {bystander.pid}, "born": "1"}}'
-        pathlib.Path(state, "0.json").write_text(record)
-        fabric.stop(state)
+        fabric.end_process(bystander.pid, "1")
         assert bystander.poll() is None
         bystander.send_signal(signal.SIGKILL)
-
-
-def test_clients_run_in_turn_and_try_again_while_a_server_is_still_binding(tools, tmp_path):
-    outputs = [f"cat {OUTPUT}/{name}.txt" for name in ("rping-44.0-ok", "ib_write_bw-4.5-iterations")]
-    tools("rping", f"if [ -e {tmp_path}/up ]; then {outputs[0]}; else touch {tmp_path}/up; exit 255; fi")
-    tools("ib_write_bw", outputs[1])
-    results = fabric.connect([a_test("rping"), a_test()], 2, 30)
-    assert [(result["ok"], result["seconds"] < 30) for result in results] == [(True, True)] * 2
-    assert (results[1]["mb_per_s"], results[1]["command"].startswith("ib_write_bw -d rxe0")) == (5.5, True)
-
-
-def test_a_client_that_never_ends_is_abandoned(tools):
-    tools("rping", "exec sleep 60")
-    (result,) = fabric.connect([a_test("rping")], 1, 1)
-    assert (result["ok"], "no end after 1 s" in result["error"]) == (False, True)
 
 
 OPTIONS = {"seconds": 1, "round_seconds": 3, "grace_seconds": 0}
@@ -179,11 +93,11 @@ def tool(tmp_path, put, monkeypatch):
     return str(bandwidth_double.install(tmp_path / "node1"))
 
 
-def made(identity, port, cpus=None, gpu=None):
+def made(identity, port, cpus=None, gpu=None, tool="ib_write_bw"):
     about = {"pod": None, "local_cpus": cpus, "gpu": gpu, "dmabuf": False, "kind": "software", "netdev": "eth2"}
     about |= {"ip": "10.0.0.1", "hca": "rxe0", "port": 1, "gid": 1}
     sides = {"client": {**about, "host": "node1"}, "server": {**about, "host": "node2"}}
-    return {"id": identity, "tool": "ib_write_bw", "rail": 0, "address": "127.0.0.1", "tcp_port": port, **sides}
+    return {"id": identity, "tool": tool, "rail": 0, "address": "127.0.0.1", "tcp_port": port, **sides}
 
 
 def part(role, *tests):
@@ -228,6 +142,14 @@ def test_a_peer_that_never_comes_costs_its_round_and_no_more(tool, tmp_path):
     assert clock.monotonic() - start < 2 * options["round_seconds"] + 5
 
 
+def test_a_tool_that_never_ends_is_abandoned_at_the_end_of_its_round(tmp_path, script, monkeypatch):
+    script("bin/rping", "exec sleep 60")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    options = {**OPTIONS, "round_seconds": 1, "tool": "ib_write_bw"}
+    (result,) = rounds.run(part("client", made("one", 18956, tool="rping")), options, Tree(str(tmp_path)))
+    assert (result["ok"], "no end after 1" in result["error"]) == (False, True)
+
+
 def test_counters_that_rise_during_a_test_are_reported(tmp_path, put, script):
     counter = put("sys/class/infiniband/rxe0/ports/1/hw_counters/completer_retry_err", "4\n")
     options = {**OPTIONS, "tool": script("fake", f"echo 9 >{counter}")}
@@ -267,11 +189,11 @@ def test_the_tools_own_help_says_what_it_can_do_with_gpu_memory(script, listed, 
 
 def test_the_process_outlives_the_call_and_is_ended_with_its_tests(tmp_path, script):
     options = {**OPTIONS, "round_seconds": 60, "tool": script("slow", "exec sleep 60")}
-    rounds.start(part("server", made("one", 18955)), options, str(tmp_path))
+    rounds.start(part("server", made("one", 18955)), options, str(tmp_path), {"ib_core"})
     record = json.loads((tmp_path / rounds.STATE / "process.json").read_text())
     assert fabric.started_at(record["pid"]) == record["born"]
     found = rounds.collect(1, str(tmp_path))
-    assert found == {"results": [], "error": "no end within 1 s"}
+    assert found == {"results": [], "error": "no end within 1 s", "modules": ["ib_core"]}
     os.waitpid(record["pid"], 0)
     assert not (tmp_path / rounds.STATE).exists()
     assert "never started" in rounds.collect(1, str(tmp_path))["error"]

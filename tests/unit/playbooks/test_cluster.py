@@ -1,0 +1,372 @@
+"""The cluster layer over two laid-out nodes, a bundle, and a double of kubectl and its API server.
+
+The roles of the pod network from bare nodes on; drift of all roles; and how often a node of a converged cluster is
+asked (tests/cluster/test_second_run.py counts those of a whole run).
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import io
+import json
+import os
+import pathlib
+import sys
+import tarfile
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan, wheels
+from ansible_collections.gpufabric.rdma.tests.tools import (
+    ansible_playbook,
+    kubectl_cluster,
+    recording,
+    running,
+    tree,
+)
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils._cni.test_cni_lint import program
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+ROLES = ["cni_plugins", "flannel", "node_ready", "multus"]
+SECRET = "dGhlIHRva2VuIHRoYXQgbm9ib2R5IG1heSBzZWU="  # base64 of the next
+CLEAR = "the token that nobody may see"
+TOKEN = "4f7c-planted-cluster-token"
+PASSWORD = "c0ffee-planted-registry-password"
+LOCAL = {"gpufabric.rdma.refuse", "ansible.builtin.set_fact", "set_fact"}
+CONFLIST = "etc/cni/gpufabric-rdma.d/10-flannel.conflist"
+SYSCTLS = "etc/sysctl.d/zz-gpufabric-rdma-pod-network.conf"
+TMPFILES = "etc/tmpfiles.d/gpufabric-rdma-multus.conf"
+SETTINGS = "etc/gpufabric-rdma/node-ready.json"
+ON_NODE = (
+    *(CONFLIST, SYSCTLS, TMPFILES, SETTINGS, "etc/modules-load.d/gpufabric-rdma-pod-network.conf"),
+    *("etc/systemd/system/gpufabric-rdma-multus.service", "usr/local/libexec/gpufabric-rdma-multus"),
+    *("etc/systemd/system/gpufabric-rdma-node-ready.service", "usr/local/libexec/gpufabric-rdma-node-ready"),
+    *("opt/cni/bin/flannel", "opt/cni/bin/loopback"),
+)
+
+
+def bundle(folder: pathlib.Path) -> pathlib.Path:
+    """A bundle folder with k3s, its images and the plugins that the role's defaults name."""
+    names = yaml.safe_load((ROOT / "roles/common/defaults/main.yml").read_text())["cni_plugins_names"]
+    folder.mkdir()
+    with tarfile.open(folder / "cni.tgz", "w:gz") as archive:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = 512
+            archive.addfile(member, io.BytesIO(program()))
+    for name, content in (("flannel", program()), ("k3s", b"program"), ("images.tar", b"images")):
+        (folder / name).write_bytes(content)
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    rows = [
+        {"name": name, "version": version, "architecture": "amd64", "path": path, "sha256": sums[path]}
+        for name, version, path in (
+            ("cni-plugins", "v1", "cni.tgz"),
+            ("flannel-cni-plugin", "v1", "flannel"),
+            ("k3s", "v1.35.8+k3s1", "k3s"),
+        )
+    ]
+    images = [{"reference": "a:1", "path": "images.tar", "sha256": sums["images.tar"]}]
+    described = {"schema": 1, "origin": "release", "files": rows, "images": images}
+    (folder / "bundle.yml").write_text(json.dumps(described))
+    return folder
+
+
+class Site:
+    """Two nodes and the file that simulates the API server."""
+
+    def __init__(self, folder: pathlib.Path, **variables):
+        self.folder, self.cluster = folder, kubectl_cluster.Cluster(folder / "cluster.json")
+        self.nodes = {name: folder / name for name in ("node1", "node2")}
+        self.hosts = {}
+        for name, root in self.nodes.items():
+            tree.lay_out(tree.load("lab-rxe-debian12"), root)
+            (root / "proc/sys/kernel/hostname").write_text(f"{name}\n")
+            self.hosts[name] = {"discovery_root": str(root)}
+        self.cluster.install(folder / "bin/k3s")
+        self.cluster.state(tokens={"*": CLEAR})
+        own = {"discovery_software_hcas": True, "k3s_bundle_dir": str(bundle(folder / "bundle"))}
+        self.variables = running.local(**own, **variables)
+        self.write()
+
+    def write(self, **hosts):
+        """The inventory, with other variables of hosts."""
+        changed = {name: {**variables, **hosts.get(name, {})} for name, variables in self.hosts.items()}
+        groups = {"gpu_nodes": {"hosts": changed, "vars": self.variables}, "k3s_servers": {"hosts": {"node1": {}}}}
+        (self.folder / "hosts.json").write_text(json.dumps(groups))
+
+    def objects(self) -> set:
+        return set(self.cluster.objects)
+
+    def files(self, *directories) -> dict:
+        """{path: (mode, time, content)}"""
+        return {
+            f"{name}/{path.relative_to(root)}": (path.stat().st_mode, path.stat().st_mtime_ns, path.read_bytes())
+            for name, root in self.nodes.items()
+            for directory in directories or ("etc", "opt", "usr", "var", "run", "boot")
+            for path in (root / directory).rglob("*")
+            if path.is_file() and not path.is_symlink()
+        }
+
+
+# --- the pod network --------------------------------------------------------------------------------------------------
+
+
+class PodNetwork(Site):
+    def __init__(self, folder):
+        super().__init__(folder)
+        facts = {"gpufabric.rdma.hca_facts": {"root": "{{ discovery_root }}", "software_hcas": True}}
+        tasks = [facts, *({"ansible.builtin.import_role": {"name": f"gpufabric.rdma.{role}"}} for role in ROLES)]
+        play = {"name": "Pod network", "hosts": "gpu_nodes", "gather_facts": False, "tasks": tasks}
+        (folder / "play.yml").write_text(json.dumps([play]))
+
+    def play(self, *arguments: str) -> dict:
+        code, report, output = running.told(self.folder, "-i", "hosts.json", "play.yml", "--diff", *arguments)
+        assert code == 0, output[-6000:]
+        assert [secret for secret in (CLEAR, SECRET) if secret in output] == []
+        return report
+
+    def contents(self) -> dict:
+        seen = self.files("etc", "opt", "usr/local", "var/lib/gpufabric-rdma")
+        return {path: content for path, (_mode, _time, content) in seen.items()}
+
+
+def calls(result: dict) -> dict:
+    """{(host, role): remote calls}; a delegated task counts where it runs."""
+    counted = collections.Counter()
+    for task in result["plays"][0]["tasks"]:
+        role, colon, _name = task["task"]["name"].partition(" : ")
+        for host, outcome in task["hosts"].items():
+            action = outcome.get("action", "")
+            if colon and not outcome.get("skipped") and action not in LOCAL and "arg spec" not in task["task"]["name"]:
+                counted["node1" if action.endswith("cluster_objects") else host, role.rpartition(".")[2]] += 1
+    return counted
+
+
+def test_a_bare_node_is_predicted_set_up_left_alone_and_healed(tmp_path):
+    site = PodNetwork(tmp_path)
+    before = site.contents()
+    checked = site.play("--check")
+    assert checked["stats"]["node1"]["changed"] > 3
+    assert (site.contents(), site.objects()) == (before, set()), "check mode has changed something"
+
+    site.play()
+    for name, root in site.nodes.items():
+        assert [path for path in ON_NODE if not (root / path).is_file()] == []
+        token = root / "etc/gpufabric-rdma/node-ready.token"
+        assert (token.read_text().strip(), token.stat().st_mode & 0o777) == (CLEAR, 0o600)
+        settings = json.loads((root / SETTINGS).read_text())
+        assert (settings["node"], settings["resources"], settings["memlock"]) == ("", None, None)
+        wants = root / "etc/systemd/system/k3s-agent.service.wants/gpufabric-rdma-node-ready.service"
+        assert os.readlink(wants) == "../gpufabric-rdma-node-ready.service"
+        (rule,) = site.cluster.objects[f"ClusterRole//gpufabric-node-ready-{name}"]["rules"]
+        of_nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}
+        assert rule == {**of_nodes, "resourceNames": [name]}
+    conflist = json.loads((site.nodes["node1"] / CONFLIST).read_text())
+    assert [plugin["type"] for plugin in conflist["plugins"]] == ["flannel", "portmap"]
+    assert "r! /etc/cni/net.d/00-multus.conf\n" in (site.nodes["node1"] / TMPFILES).read_text()
+    wanted = {"DaemonSet/kube-flannel/kube-flannel-ds", "DaemonSet/kube-multus/kube-multus-ds"}
+    wanted.add("CustomResourceDefinition//network-attachment-definitions.k8s.cni.cncf.io")
+    assert wanted <= site.objects()
+
+    settled, known = site.contents(), site.objects()
+    again = site.play()
+    assert {host: stats["changed"] for host, stats in again["stats"].items()} == {"node1": 0, "node2": 0}
+    assert (site.contents(), site.objects()) == (settled, known)
+    counted = {place: count for place, count in calls(again).items() if place[1] != "discovery"}
+    assert {role for _host, role in counted} == set(ROLES)
+    assert max(counted.values()) <= 2, counted
+
+    # One node alone, with four drifts: the objects of the other node are nobody's left-overs.
+    root = site.nodes["node2"]
+    (root / CONFLIST).unlink()
+    (root / "opt/cni/bin/loopback").write_bytes(b"swapped")
+    (root / SYSCTLS).write_text("net.ipv4.ip_forward = 0\n")
+    (root / "etc/gpufabric-rdma/node-ready.token").chmod(0o644)
+    site.play("--limit", "node2")
+    assert (site.contents(), site.objects()) == (settled, known)
+    assert (root / "etc/gpufabric-rdma/node-ready.token").stat().st_mode & 0o777 == 0o600
+
+
+# --- all roles of host and cluster ------------------------------------------------------------------------------------
+
+AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9}
+
+
+class Cluster(Site):
+    """Both nodes with host layer and cluster layer."""
+
+    def __init__(self, folder):
+        registries = {"configs": {"registry.example.com": {"auth": {"username": "u", "password": PASSWORD}}}}
+        rails = [{"hca": "rxe0"}, {"hca": "rxe1"}]
+        super().__init__(folder, discovery_rails=rails, k3s_token=TOKEN, k3s_registries=registries)
+        self.hosts["node1"]["k3s_node_ip"] = "198.18.1.2"
+        self.hosts["node2"]["k3s_node_ip"] = "198.18.0.15"
+        # Take the device plugin's environment for installed; the fast nodes install it for real, and offline.
+        locked = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
+        for root in self.nodes.values():
+            stamp = root / plan.STAMP.lstrip("/")
+            stamp.parent.mkdir(parents=True)
+            stamp.write_text(wheels.stamp(locked, f"{sys.version_info[0]}.{sys.version_info[1]}"))
+
+    def play(self, *words, program=None, hosts=None, **environment):
+        self.write(**(hosts or {}))
+        ours = {
+            "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
+            "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
+            "ANSIBLE_SSH_TIMEOUT": "3",
+            "PATH": f"{self.folder / 'bin'}:{ansible_playbook.search_path()}",
+            "PWD": str(self.folder),
+        }
+        return running.play(self.folder, *words, program=program, **{**ours, **environment})
+
+    def drift(self, **hosts):
+        """Exit code, {host: entry}, output; nodes and objects are the same before and after."""
+        before = self.files(), self.cluster.objects
+        words = (ROOT / "bin/drift.py", "-i", "hosts.json", "--diff", "-v")
+        code, output = self.play(*words, program=[sys.executable], hosts=hosts)
+        assert (self.files(), self.cluster.objects) == before
+        written = {path.name: path.read_text() for path in (self.folder / "drift").iterdir()}
+        for secret in (TOKEN, PASSWORD, CLEAR, SECRET):
+            assert [text for text in (output, *written.values()) if secret in text] == []
+        return code, {entry["host"]: entry for entry in json.loads(written["drift.json"])["hosts"]}, output
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    code, output = made.play("-i", "hosts.json", "gpufabric.rdma.host", "gpufabric.rdma.cluster")
+    assert code == 0, output
+    return made
+
+
+@pytest.fixture
+def api(cluster):
+    """The API server's double, as it was afterwards."""
+    kept = cluster.cluster.path.read_bytes()
+    yield cluster.cluster
+    cluster.cluster.path.write_bytes(kept)
+
+
+def verdicts(hosts):
+    return {name: entry["verdict"] for name, entry in hosts.items()}
+
+
+def differences(entry):
+    return {(item["role"], item["object"]) for item in entry["differences"]}
+
+
+def test_a_converged_cluster_gives_0(cluster):
+    code, hosts, output = cluster.drift()
+    assert (code, verdicts(hosts)) == (0, dict.fromkeys(cluster.nodes, "converged")), output
+    assert "Apply Multus' objects" in output, "the API server was asked"
+
+
+def test_drift_on_a_node_in_an_object_and_in_a_secret_is_found_where_it_is(cluster, api):
+    conflist, token = cluster.nodes["node2"] / CONFLIST, cluster.nodes["node2"] / "etc/rancher/k3s/token"
+    kept = conflist.read_bytes()
+    conflist.write_text("{}\n")
+    token.chmod(0o644)
+    objects = api.objects
+    del objects["ConfigMap/kube-flannel/kube-flannel-cfg"]
+    api.state(objects=objects)
+    try:
+        code, hosts, output = cluster.drift()
+    finally:
+        conflist.write_bytes(kept)
+        token.chmod(0o600)
+    assert code == 2, output
+    assert differences(hosts["node1"]) == {("flannel", "ConfigMap kube-flannel/kube-flannel-cfg")}
+    assert differences(hosts["node2"]) == {("flannel", f"/{CONFLIST}"), ("k3s", "/etc/rancher/k3s/token")}
+
+
+def test_a_server_that_does_not_answer_leaves_the_other_node_its_verdict(cluster):
+    code, hosts, output = cluster.drift(node1=AWAY)
+    assert (code, verdicts(hosts)) == (4, {"node1": "unreachable", "node2": "converged"}), output
+    assert any("not verified: the cluster's objects, because node1" in text for text in hosts["node2"]["reasons"])
+
+
+def test_an_api_server_that_is_silent_is_asked_by_one_role_and_the_others_are_not_verified(cluster, api):
+    before = len(api.calls())
+    api.state(down=True)
+    code, hosts, output = cluster.drift()
+    assert (code, len(api.calls()[before:])) == (4, 1), output
+    reasons = hosts["node1"]["reasons"]
+    silent = [text.partition(", no API")[0] for text in reasons if "no API server answers" in text]
+    assert silent == ["not read: role flannel: the cluster's objects"]
+    assert any("objects of the roles after the first that got no answer" in text for text in reasons)
+
+
+def test_a_role_that_refuses_one_node_is_that_nodes_reason_and_the_later_roles_are_compared(cluster):
+    code, hosts, output = cluster.drift(node2={"k3s_node_ip": "198.18.1.2"})
+    assert (code, set(verdicts(hosts).values())) == (4, {"unsafe"}), "both claim the address"
+    wanted = "role k3s: node-ip 198.18.1.2: wanted a different address"
+    assert all(any(text.startswith(wanted) for text in entry["reasons"]) for entry in hosts.values())
+    assert "Apply Multus' objects" in output
+
+
+# --- how often a converged node is asked ------------------------------------------------------------------------------
+
+# As site.yml has them in one run; verify.yml asks on its own.
+NAMES = ("nodes", "cluster_nodes", "host", "cluster")
+# What preflights read, and what the roles after them have use for as long as nothing has been changed.
+READ = "Gather facts of the node"
+ASKED = (
+    READ,
+    "Install the CNI plugins",
+    "Configure and start k3s",
+    "Configure kernel modules, sysctls and CNI",
+    "Install the unit that removes the startup taint",
+    "Install the unit that removes a stale Multus configuration",
+    "Install and start the device plugin",
+)
+UP = {"observedGeneration": 1, "desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberAvailable": 2}
+
+
+class Layers(Cluster):
+    """A cluster whose workloads are up."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        layers = [{"import_playbook": f"gpufabric.rdma.layers.{name}"} for name in NAMES]
+        (folder / "layers.yml").write_text(json.dumps(layers))
+        self.run()
+        objects = self.cluster.objects
+        for item in objects.values():
+            if item["kind"] == "DaemonSet":
+                item["status"] = UP
+        self.cluster.state(objects=objects)
+
+    def run(self, **environment):
+        # As for who installs the collection: the playbooks set pipelining.
+        code, output = self.play("-i", "hosts.json", "layers.yml", ANSIBLE_PIPELINING="0", **environment)
+        assert code == 0, output
+
+    def calls(self, record):
+        """{host: {task: remote calls}} of a run of host and cluster layer."""
+        self.run(**recording.environment(record))
+        return {
+            name: collections.Counter(call.partition(" [")[0].rpartition(" : ")[2] for call in host["calls"])
+            for name, host in recording.written(record)["hosts"].items()
+            if name in self.nodes
+        }
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory):
+    return Layers(tmp_path_factory.mktemp("layers"))
+
+
+def test_a_converged_node_is_read_once_and_asked_only_by_what_could_differ_in_it(layers, tmp_path):
+    counted = layers.calls(tmp_path)
+    assert counted["node1"] == dict.fromkeys((*ASKED, "Apply the objects of all roles"), 1)
+    assert counted["node2"] == dict.fromkeys(ASKED, 1)
+
+
+def test_after_a_change_of_the_host_layer_nothing_that_was_read_before_it_is_used(layers, tmp_path):
+    (layers.nodes["node2"] / "etc/modules-load.d/gpufabric-rdma.conf").unlink()
+    counted = layers.calls(tmp_path)
+    assert [counted[name][READ] for name in layers.nodes] == [2, 2]
+    for task in ("Load and persist kernel modules", "Set the RDMA network namespace mode"):
+        assert (counted["node1"][task], counted["node2"][task]) == (0, 1), "the other node had nothing to change"
+    assert counted["node1"]["Apply the objects of all roles"] == 1

@@ -1,0 +1,234 @@
+"""A bundle that lacks anything that a role takes is refused with the command that adds it; and the plugin's code."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.action.plan import LOCK as LOCK_FILE
+from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_package
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as plugin_node
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as wheels_of
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin as code
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import driver
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import bundle as needs
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_k3s as machines
+
+ROOT = LOCK_FILE.parents[1]
+ROLES = ROOT / "roles"
+LOCK = yaml.safe_load(LOCK_FILE.read_text())
+PINNED = needs.with_digest(LOCK)
+IMAGES = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text())["__networks_pinned_images"]
+BASE = [
+    yaml.safe_load((ROLES / role / "defaults/main.yml").read_text())[f"{role}_image"] for role in ("flannel", "multus")
+]
+DIGESTS = {image["reference"]: "sha256:" + "1" * 64 for image in LOCK["images"]}
+CLUSTER = ("cni_plugins", "k3s", "flannel", "multus", "networks")
+WHERE = "/srv/bundle"
+
+
+def full(architectures):
+    """A bundle of everything in the lock that the cluster's roles use."""
+    rows = [*LOCK["artifacts"], *LOCK["images"]]
+    names = {row["name"] for row in rows if row["used_by"] in CLUSTER}
+    wanted = bundle_lock.wanted(LOCK, names, architectures, ["rhel9"], DIGESTS)
+    return bundle_lock.describe("release", wanted["files"], [{**row, "sha256": "0" * 64} for row in wanted["images"]])
+
+
+def node(architecture, components=(), pulled=False, selinux=False, python="3.11", wheels=""):
+    seen = {"architecture": architecture, "python": python}
+    if selinux:
+        seen.update(family="rhel", distribution="rhel9", selinux="enforcing")
+    plugins = ["loopback", "bridge", "host-local", "portmap", "flannel"]
+    images = [*BASE, *(IMAGES[name] for name in components)]
+    wanted = {"plugins": plugins, "images": images, "pulled": pulled, "wheels": wheels}
+    return {**machines.node(seen=seen), "needs": wanted}
+
+
+def steps(made, bundle):
+    """Next steps of what k3s' own preflight refuses in the bundle, and of the rest."""
+    decided = k3s.decide([made], bundle, WHERE)["findings"]
+    own = [item["next_step"] for item in decided if item["object"].startswith("bundle ")]
+    return [*own, *(finding.next_step for finding in needs.lacking(made, bundle, WHERE, PINNED))]
+
+
+def without(bundle, kind, row):
+    return {**bundle, kind: [other for other in bundle[kind] if other is not row]}
+
+
+def taken(made, row):
+    """Whether this node takes this row, said once more and in other words: by the lock's user of it."""
+    if row.get("architecture", "any") not in (made["state"]["architecture"], "any"):
+        return False
+    name = row.get("name") or row["reference"]
+    if name == "k3s-selinux":
+        return made["state"]["selinux"] == "enforcing"
+    if "reference" not in row or name.startswith("k3s-airgap-images:"):
+        return True
+    return name in made["needs"]["images"] or "/flannel-cni-plugin:" in name
+
+
+COMPONENTS = ((), ("nv-ipam",), ("whereabouts", "ib-sriov-cni"), tuple(IMAGES))
+NODES = list(itertools.product(("amd64", "arm64"), COMPONENTS, (False, True)))
+
+
+@pytest.mark.parametrize(("architecture", "components", "selinux"), NODES)
+def test_each_row_that_a_node_takes_is_missed_and_no_other(architecture, components, selinux):
+    made, bundle = node(architecture, components, selinux=selinux), full(["amd64", "arm64"])
+    assert steps(made, bundle) == []
+    missed = 0
+    for kind in ("files", "images"):
+        for row in bundle[kind]:
+            said = steps(made, without(bundle, kind, row))
+            assert bool(said) is taken(made, row), row
+            missed += bool(said)
+            for step in said:
+                assert_command(step, "rhel9" if row.get("distribution") else None)
+    assert missed >= 6 + len(components)
+
+
+def assert_command(step, distribution):
+    """The command is whole: words of a shell, options that the playbook knows, and it adds without taking away."""
+    words = shlex.split(re.search(r"ansible-playbook .*?'\{.*?\}'(?=[, ])", step)[0])
+    assert words[:4] == ["ansible-playbook", "gpufabric.rdma.bundle", "-e", f"bundle_dir={WHERE}"]
+    given = json.loads(words[5])
+    assert given["bundle_architectures"] == ["amd64", "arm64"], "what the bundle holds stays in it"
+    playbook = (ROOT / "playbooks/bundle.yml").read_text()
+    assert all(name in playbook for name in given)
+    assert distribution is None or distribution in given["bundle_distributions"]
+
+
+def test_an_image_that_no_node_may_pull_is_asked_for_with_its_digest_if_the_lock_has_none():
+    bundle, reference = full(["amd64"]), IMAGES["whereabouts"]
+    short = without(bundle, "images", next(row for row in bundle["images"] if row["reference"] == reference))
+    (step,) = steps(node("amd64", ("whereabouts",)), short)
+    assert f'"bundle_image_digests": {{"{reference}": "sha256:…"}}' in step
+    assert steps(node("amd64", ("whereabouts",), pulled=True), short) == [], "the nodes pull it"
+
+
+@pytest.mark.parametrize(("python", "architecture"), [("3.9", "amd64"), ("3.11", "arm64"), ("3.14", "amd64")])
+def test_each_wheel_that_a_nodes_python_takes_is_missed_and_no_other(python, architecture):
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}[architecture]
+    every = {entry["file"] for wheel in LOCK["wheels"] for entry in wheel["files"]}
+    taken_here = set(wheels_of.fitting(LOCK["wheels"], python, machine))
+    assert len(taken_here) == len(LOCK["wheels"]), "one file of each package"
+    made = node(architecture, python=python, wheels="/srv/wheels")
+    assert needs.lacking_wheels(made, every, LOCK["wheels"]) == []
+    for name in every:
+        said = needs.lacking_wheels(made, every - {name}, LOCK["wheels"])
+        assert bool(said) is (name in taken_here)
+        assert all(f'"bundle_pythons": ["{python}"]' in finding.next_step for finding in said)
+    assert needs.lacking_wheels(node(architecture, python=python), set(), LOCK["wheels"]) == [], "pip has an index"
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+UBUNTU = {"os": {"id": "ubuntu", "version_id": "24.04", "like": ["debian"]}, "architecture": "x86_64"}
+GIVEN = {
+    "driver_flavor": "doca", "driver_version": "3.2.3", "driver_source": "auto", "driver_repository_url": "",
+    "driver_host_package": "", "k3s_bundle_dir": WHERE,
+}  # fmt: skip
+ROW = {
+    "name": "doca-host", "version": "3.2.3", "distribution": "ubuntu24.04", "architecture": "amd64",
+    "path": "files/amd64/doca-host.deb", "sha256": "1" * 64,
+}  # fmt: skip
+K3S = {"name": "k3s", "version": "v1", "architecture": "arm64", "path": "k3s", "sha256": "1" * 64}
+MIRROR = {"driver_repository_url": "https://mirror.example.net/doca/"}
+
+
+def bundle_of(*rows):
+    return {"schema": 1, "origin": "release", "files": list(rows), "images": []}
+
+
+@pytest.mark.parametrize(("options", "answer"), [
+    ({}, True),
+    ({"k3s_bundle_dir": None}, False),
+    ({"k3s_bundle_dir": None, "driver_source": "bundle"}, True),
+    (MIRROR, False),
+    ({**MIRROR, "driver_source": "bundle"}, True),
+    ({"driver_host_package": "/srv/doca-host.deb"}, False),
+    ({"driver_source": "repository"}, False),
+    ({"driver_flavor": "mlnx_ofed"}, False),
+    ({"driver_flavor": "inbox"}, False),
+])  # fmt: skip
+def test_the_driver_comes_from_the_bundle_unless_another_place_is_given(options, answer):
+    assert driver.from_bundle({**GIVEN, **options}) is answer
+
+
+def test_a_bundle_that_has_it_is_taken(tmp_path):
+    assert driver.findings(GIVEN, UBUNTU, bundle_of(K3S, ROW)) == []
+    (tmp_path / "bundle.yml").write_text(json.dumps(bundle_of(K3S, ROW)))
+    package = {"path": f"{tmp_path}/{ROW['path']}", "sha256": ROW["sha256"]}
+    assert driver_package(str(tmp_path), {"node": UBUNTU}, "3.2.3") == package
+    assert driver_package(str(tmp_path), {"node": UBUNTU}, "3.2.1") == driver_package(None, UBUNTU, "3.2.3") == {}
+
+
+@pytest.mark.parametrize(("described", "seen"), [
+    (bundle_of(K3S), "no driver"),
+    (bundle_of(K3S, {**ROW, "version": "3.2.1"}), "doca-host 3.2.1 for ubuntu24.04 amd64"),
+    (bundle_of(K3S, {**ROW, "distribution": "rhel9"}), "doca-host 3.2.3 for rhel9 amd64"),
+    (None, "no bundle.yml that can be read"),
+])  # fmt: skip
+def test_a_bundle_that_lacks_it_is_refused_with_the_command_that_adds_it(described, seen):
+    (finding,) = driver.findings(GIVEN, UBUNTU, described)
+    assert (finding.wanted, finding.seen) == ("doca-host 3.2.3 for ubuntu24.04 amd64", seen)
+    words = shlex.split(finding.next_step.partition(": ")[2].partition(";")[0])
+    assert words[:4] == ["ansible-playbook", "gpufabric.rdma.bundle", "-e", f"bundle_dir={WHERE}"]
+    assert "bundle_driver_version=3.2.3" in words
+    lists = json.loads(words[-1])
+    assert "ubuntu24.04" in lists["bundle_distributions"]
+    # What is in the folder already stays in it.
+    assert lists["bundle_architectures"] == (["amd64", "arm64"] if described else ["amd64"])
+
+
+def test_a_bundle_that_is_asked_for_has_to_be_named():
+    (finding,) = driver.findings({**GIVEN, "driver_source": "bundle", "k3s_bundle_dir": None}, UBUNTU, None)
+    assert finding.object == "variable driver_source"
+
+
+# --- the device plugin's code -----------------------------------------------------------------------------------------
+
+
+def version_of(path: pathlib.Path):
+    command = [sys.executable, "-I", "-B", str(path), "-version"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_same_sources_make_the_same_bytes_whatever_their_dates_are(tmp_path):
+    for name in ("device_plugin/rdma_device_plugin", "plugins/module_utils/hca"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored, copy_function=shutil.copyfile)
+    assert code.archive(tmp_path) == code.archive(ROOT)
+    members = zipfile.ZipFile(io.BytesIO(code.archive(ROOT))).infolist()
+    assert {member.compress_type for member in members} == {zipfile.ZIP_STORED}
+    assert [member.filename for member in members] == sorted(member.filename for member in members)
+    with pytest.raises(FileNotFoundError, match="not complete"):
+        code.archive(tmp_path / "plugins")
+
+
+def test_the_code_runs_with_the_library_and_byte_code_of_each_source_is_what_runs(tmp_path):
+    source = tmp_path / "source.pyz"
+    source.write_bytes(code.archive(ROOT))
+    assert version_of(source).stdout.startswith("k8s-rdma-shared-dev-plugin version:")
+    plugin_node._compiled(str(source), str(tmp_path / "plugin.pyz"))
+    with zipfile.ZipFile(tmp_path / "plugin.pyz") as archive, zipfile.ZipFile(tmp_path / "blind.pyz", "w") as blind:
+        names = set(archive.namelist())
+        for name in names:
+            blind.writestr(name, b"raise SystemExit(9)" if name.endswith(".py") else archive.read(name))
+    assert {"rdma_device_plugin/hca/rails.py", "rdma_device_plugin/config.schema.json"} <= names
+    sources = {name for name in names if name.endswith(".py")}
+    assert len(sources) > 20
+    assert {f"{name}c" for name in sources} <= names
+    assert version_of(tmp_path / "blind.pyz").returncode == 0

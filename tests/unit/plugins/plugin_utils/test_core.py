@@ -1,0 +1,120 @@
+"""What all of the controller's packages share: netaddr, variables of a fleet, JUnit that Jenkins' schema takes."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import sys
+from collections import Counter
+from xml.etree import ElementTree
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import addresses, fleet, junit
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import junit as report_junit
+from ansible_collections.gpufabric.rdma.tests.tools import junit_schema, report_documents
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PLUGINS = pathlib.Path(__file__).resolve().parents[4] / "plugins"
+
+
+def test_a_missing_library_is_named_at_its_first_use(monkeypatch):
+    monkeypatch.setitem(sys.modules, "netaddr", None)
+    spec = importlib.util.spec_from_file_location(addresses.__name__, addresses.__file__)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    missing = loaded.netaddr
+    with pytest.raises(AnsibleError, match=f"netaddr, seen none in {sys.executable}. Next step: install it"):
+        missing.IPNetwork("192.0.2.0/24")
+
+
+# --- a fleet ----------------------------------------------------------------------------------------------------------
+
+
+class HostVars:
+    """In place of Ansible's, which puts a host's variables together anew at each look."""
+
+    def __init__(self, known):
+        self.known, self.looks = known, Counter()
+
+    def raw_get(self, host):
+        self.looks[host] += 1
+        return self.known[host]
+
+
+def variables_of(**known):
+    return {"hostvars": HostVars(known)}
+
+
+def test_a_host_is_looked_at_once_however_many_variables_are_asked_for():
+    task_vars = variables_of(a={"x": 1, "y": 2, "z": 3}, b={"y": None}, c={})
+    asked = {"first": "x", "second": "y"}
+    assert fleet.variables(task_vars, ["c", "a", "b"], asked) == [{}, {"first": 1, "second": 2}, {"second": None}]
+    assert task_vars["hostvars"].looks == {"a": 1, "b": 1, "c": 1}
+
+
+def test_all_hosts_that_lack_a_variable_or_facts_are_named():
+    with pytest.raises(AnsibleError, match=r"^b, c: wanted the variable x, seen undefined. Next step: see above"):
+        fleet.each(variables_of(a={"x": {}}, b={}, c={"y": 1}), ["a", "b", "c"], "x")
+    node = {"text": "{{ not a template here }}"}
+    assert fleet.each(variables_of(a={"x": node}), ["a"], "x")[0] is node
+    known = {"a": {}, "b": {"ansible_facts": {"rdma": {"hcas": []}}}, "c": {"ansible_facts": {}}}
+    assert fleet.facts(variables_of(**known), ["b"]) == [{"hcas": []}]
+    with pytest.raises(AnsibleError, match=r"^a, c: wanted ansible_facts\['rdma'\], seen undefined"):
+        fleet.facts(variables_of(**known), list(known))
+
+
+@pytest.mark.parametrize(("results", "why"), [
+    ((), ""),
+    ((None, {}, {"skipped": True}, {"changed": False}), ""),
+    (({"unreachable": True, "msg": "no route"},), ""),
+    (({"skipped": True}, {"failed": True, "msg": "no room"}, {"failed": True, "msg": "later"}), "no room"),
+    (({"failed": True},), "the module gave no reason"),
+])  # fmt: skip
+def test_the_first_of_the_registered_results_that_failed_says_why(results, why):
+    assert fleet.failure(*results) == why
+
+
+# --- JUnit ------------------------------------------------------------------------------------------------------------
+
+HOSTILE = "]]></failure><testcase>\"'&\x00\x1b[2J\ud800\ufffe\n\t\u202e"
+OUTCOMES = [*junit.OUTCOMES]
+LINES = st.text(max_size=30)
+CASES = st.builds(junit.Case, LINES, LINES, st.sampled_from(OUTCOMES), LINES, LINES, LINES)
+SUITES = st.lists(st.builds(junit.Suite, LINES, st.lists(CASES, max_size=4)), max_size=3)
+AT = "2026-11-24T09:10:11Z"
+
+
+def written():
+    for kind, make in report_documents.KINDS.items():
+        yield f"report of {kind}", report_junit.text(make())
+        drift = make().get("drift")
+        if drift:
+            yield f"drift of {kind}", formats.junit(drift)
+    yield "report of nothing", report_junit.text(report_documents.results([]))
+    hostile = [junit.Suite(HOSTILE, [junit.Case(HOSTILE, HOSTILE, outcome, *[HOSTILE] * 3) for outcome in OUTCOMES])]
+    yield "hostile", junit.document(HOSTILE, AT, hostile)
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, id=which) for which, text in written()])
+def test_jenkins_schema_accepts_it(text):
+    assert junit_schema.problems(text) == []
+
+
+@given(SUITES)
+@settings(max_examples=100, deadline=None)
+def test_any_text_makes_a_valid_file_whose_counts_are_those_of_its_cases(suites):
+    text = junit.document("name", AT, suites)
+    assert junit_schema.problems(text) == []
+    root = ElementTree.fromstring(text)
+    for element in [root, *root]:
+        for count, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error")):
+            assert int(element.get(count)) == len(element.findall(f".//{tag}"))
+    assert [int(suite.get("skipped")) for suite in root] == [len(suite.findall(".//skipped")) for suite in root]
+
+
+def test_one_file_writes_the_format():
+    files = [path for path in PLUGINS.rglob("*.py") if '"testcase"' in path.read_text()]
+    assert [path.relative_to(PLUGINS).as_posix() for path in files] == ["plugin_utils/_core/junit.py"]

@@ -1,0 +1,301 @@
+"""Attachments, address blocks and objects, as the role networks renders them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config as device_plugin_config
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks
+
+CLUSTER = {
+    "pod_cidrs": ["10.42.0.0/16"],
+    "service_cidrs": ["10.43.0.0/16"],
+    "shared_resources": ["rdma/rail0", "rdma/rail1"],
+    "device_resources": [],
+    "pods_per_node": 16,
+}
+
+
+def node(number=0, netdevs=("eth2", "eth3"), kind="ether"):
+    layer = "InfiniBand" if kind == "infiniband" else "Ethernet"
+    rails = list(enumerate(netdevs))
+    return {
+        "host": f"node{number + 1}",
+        "number": number,
+        "rails": [{"index": n, "netdev": name, "link_layer": layer, "pci": f"0000:{n + 1}8:00.0"} for n, name in rails],
+        "netdevs": {
+            name: {"mtu": 9000, "type": kind, "addresses": [f"198.18.{n}.{number + 1}/24"], "default_route": False}
+            for n, name in rails
+        },
+        "routes": [{"destination": f"198.18.{n}.0/24", "netdev": name} for n, name in rails],
+    }
+
+
+@pytest.fixture
+def plan(variables, monkeypatch):
+    """plan(nodes, *what else the planner takes, **the networks_* variables that are set)."""
+    # Short names, whatever the device plugin calls its resources.
+    monkeypatch.setattr(device_plugin_config, "NAME", "rail{index}")
+
+    def run(nodes, *arguments, resources="rails", **changes):
+        given = {f"networks_{name}": value for name, value in changes.items()}
+        assert set(given) <= set(variables)
+        return networks.plan({**variables, **given}, nodes, *arguments, resources=resources)
+
+    return run
+
+
+def sound(made, nodes, resources=CLUSTER["shared_resources"]):
+    assert made["findings"] == []
+    assert nad_lint.lint(made["networks"], nodes, {**CLUSTER, "shared_resources": resources}) == []
+    return made
+
+
+def configs(made, name):
+    """{host or "": configuration} of one network."""
+    network = next(item for item in made["networks"] if item["name"] == name)
+    return {host: json.loads(text) for host, text in network["configs"].items()}
+
+
+def pool_of(made):
+    return next(item for item in made["objects"] if item["kind"] == "IPPool")
+
+
+def addresses(config):
+    """Every address that a host-local configuration hands out."""
+    return {number for _network, first, last in nad_lint.ranges_of(config) for number in range(first, last + 1)}
+
+
+def test_one_attachment_a_rail_with_subnets_of_its_own(plan):
+    nads = sound(plan([node()], rails=True), [node()])["objects"]
+    assert [(item["metadata"]["name"], item["metadata"]["annotations"]) for item in nads] == [
+        (f"rail{index}", {networks.RESOURCE_ANNOTATION: f"rdma/rail{index}"}) for index in (0, 1)
+    ]
+    first, second = (json.loads(item["spec"]["config"]) for item in nads)
+    assert (first["cniVersion"], first["name"], first["type"], first["master"]) == ("0.3.1", "rail0", "macvlan", "eth2")
+    assert [one["ipam"]["ranges"][0][0]["subnet"] for one in (first, second)] == ["10.56.0.0/24", "10.56.1.0/24"]
+
+
+@pytest.mark.parametrize("count", [2, 14])
+def test_no_two_nodes_hand_out_the_same_address(plan, count):
+    nodes = [node(number) for number in range(count)]
+    made = sound(plan(nodes, rails=True), nodes)
+    assert {item["metadata"]["name"]: item["spec"] for item in made["objects"]} == {"rail0": {}, "rail1": {}}
+    blocks = [addresses(config) for config in configs(made, "rail0").values()]
+    assert [len(block) for block in blocks] == [16] * count
+    assert len(set().union(*blocks)) == 16 * count
+    files = {host: sorted(files) for host, files in made["files"].items()}
+    assert files == {item["host"]: ["rail0", "rail1"] for item in nodes}
+
+
+def test_a_limited_run_and_a_node_more_leave_the_blocks_where_they_are(plan):
+    nodes = [node(number) for number in range(3)]
+    hosts = [item["host"] for item in nodes]
+    everywhere = configs(plan(nodes, rails=True), "rail0")
+    part = plan(nodes[1:2], hosts, rails=True)
+    assert (part["complete"], plan(nodes, hosts, rails=True)["complete"]) == (False, True)
+    assert configs(part, "rail0") == {"node2": everywhere["node2"]}
+    assert configs(plan(nodes[:2], rails=True), "rail0")["node2"] == everywhere["node2"]
+    assert addresses(configs(plan(nodes[:1], rails=True), "rail0")[""]) == addresses(everywhere["node1"])
+
+
+def test_a_subnet_too_small_for_the_blocks_is_refused(plan):
+    made = plan([node(number) for number in range(3)], rails=True, pods_per_node=100)
+    assert [(item.id, item.object) for item in made["findings"]] == [
+        ("networks:blocks", f"attachment rail{index}") for index in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(("ipam", "given", "ids"), [
+    ("nv-ipam", {"exclude": ["198.51.100.0/25", "198.51.100.128/26"]}, ["networks:blocks"]),
+    ("nv-ipam", {"per_node_block_size": 200}, ["networks:blocks"]),
+    ("nv-ipam", {"exclude": ["198.51.100.128/25"]}, []),
+    ("nv-ipam", {"exclude": ["198.51.101.0/30"]}, ["networks:outside"]),
+    ("host-local", {"exclude": ["198.51.100.0/25", "198.51.100.128/26"]}, ["networks:blocks"]),
+    ("whereabouts", {"exclude": ["198.51.100.0/25", "198.51.100.128/25"]}, ["networks:blocks"]),
+    ("whereabouts", {"gateway": "198.51.101.1"}, ["networks:outside"]),
+    ("whereabouts", {"exclude": ["198.51.100.0/25", "198.51.100.128/26"]}, []),
+])  # fmt: skip
+def test_what_an_ipam_cannot_hand_out_is_refused(plan, ipam, given, ids):
+    item = {"name": "a", "type": "macvlan", "master": "eth2", "ipam": ipam, "subnet": "198.51.100.0/24", **given}
+    made = plan([node(0), node(1)], components=["nv-ipam", "whereabouts"], attachments=[item])
+    assert [one.id for one in made["findings"]] == ids
+
+
+@pytest.mark.parametrize(("place", "resources", "told"), [
+    ({"rail": 0}, "rails", "rdma/rail0"),
+    ({"pci": "0000:28:00.0"}, "rails", "rdma/rail1"),
+    ({"master": "eth2"}, [{"resourceName": "a", "selectors": {"ifNames": ["eth2"]}}], "rdma/a"),
+    ({"master": "eth2"}, [{"resourceName": "a", "extraSelectors": {"pciAddresses": ["0000:18:00.0"]}}], None),
+])  # fmt: skip
+def test_host_device_takes_away_what_a_resource_selects_by(plan, place, resources, told):
+    item = {"name": "a", "type": "host-device", "ipam": "none", **place}
+    made = plan([node(0)], resources=resources, attachments=[item])
+    assert made["findings"] == []
+    assert [told in note for note in made["notes"]] == ([True] if told else [])
+
+
+NET = {"subnet": "192.0.2.0/24"}
+LOCAL = {**NET, "ipam": "host-local"}
+
+
+@pytest.mark.parametrize(("item", "size", "index", "ranges"), [
+    (NET, 10, 0, ["192.0.2.1-10"]),
+    (LOCAL, 10, 0, ["192.0.2.2-11"]),
+    ({**LOCAL, "gateway": "192.0.2.254"}, 10, 0, ["192.0.2.1-10"]),
+    ({**NET, "exclude": ["192.0.2.4/31", "192.0.2.9"]}, 10, 0, ["192.0.2.1-3", "192.0.2.6-8", "192.0.2.10-10"]),
+    ({**NET, "range_start": "192.0.2.100"}, 10, 1, ["192.0.2.110-119"]),
+    ({"subnet": "192.0.2.0/28", "range_end": "192.0.2.9"}, 8, 1, ["192.0.2.9-9"]),
+    ({**NET, "exclude": ["192.0.2.0/28"]}, 10, 0, []),
+    ({"subnet": "fd00:5::/64"}, 4, 1, ["fd00:5::4-fd00:5::7"]),
+])  # fmt: skip
+def test_blocks_leave_out_what_must_not_be_handed_out(item, size, index, ranges):
+    made = networks.node_ranges(item, size, index)
+    assert [f"{first}-{last.removeprefix('192.0.2.')}" for first, last in made] == ranges
+
+
+def test_different_names_of_a_rail_become_files_of_the_nodes(plan):
+    made = plan([node(0), node(1, ("ens1f0", "ens1f1"))], rails=True, components=["nv-ipam"])
+    assert made["findings"] == []
+    masters = {host: config["master"] for host, config in configs(made, "rail0").items()}
+    assert masters == {"node1": "eth2", "node2": "ens1f0"}
+    assert pool_of(made)["metadata"] == {"name": "rail0", "namespace": "kube-system"}
+    assert pool_of(made)["spec"] == {"subnet": "10.56.0.0/24", "perNodeBlockSize": 16}
+
+
+STATIC = {"ipam": "static", "addresses": ["10.9.0.1/24"]}
+RENDERED_STATIC = {"type": "static", "addresses": [{"address": "10.9.0.1/24"}]}
+WHERE = {"subnet": "192.168.100.0/24", "exclude": ["192.168.100.0/32", "192.168.100.255"]}
+RENDERED_WHERE = {"range": "192.168.100.0/24", "exclude": ["192.168.100.0/32", "192.168.100.255/32"]}
+
+
+@pytest.mark.parametrize(("kind", "item", "components", "config"), [
+    ("macvlan", {"master": "eth2", "mode": "private", "mtu": 4200, "ipam": "none"}, [],
+     {"master": "eth2", "mode": "private", "mtu": 4200, "ipam": {}}),
+    ("host-device", {"pci": "0000:18:00.0", **STATIC}, [], {"pciBusID": "0000:18:00.0", "ipam": RENDERED_STATIC}),
+    ("host-device", {"master": "eth2", "ipam": "static"}, [],
+     {"device": "eth2", "capabilities": {"ips": True}, "ipam": {"type": "static"}}),
+    ("ipoib", {"master": "ib0", "ipam": "nv-ipam", "pool": "pool-a"}, ["ipoib-cni", "nv-ipam"],
+     {"master": "ib0", "ipam": {"type": "nv-ipam", "poolName": "pool-a", "poolType": "ippool"}}),
+    ("sriov", {"vlan": 100, "ipam": "whereabouts", "resource_name": "a.b/c", **WHERE}, ["sriov-cni", "whereabouts"],
+     {"vlan": 100, "ipam": {"type": "whereabouts", **RENDERED_WHERE}}),
+    ("ib-sriov", {"link_state": "auto", "ipam": "none", "resource_name": "a.b/c"}, ["ib-sriov-cni"],
+     {"link_state": "auto", "ipam": {}}),
+])  # fmt: skip
+def test_each_type_and_ipam_renders_what_its_plugin_reads(plan, kind, item, components, config):
+    made = plan([node()], attachments=[{"name": "data", "type": kind, **item}], components=components)
+    assert made["findings"] == []
+    assert configs(made, "data") == {"": {"cniVersion": "0.3.1", "name": "data", "type": kind, **config}}
+
+
+def test_a_pool_carries_block_gateway_and_exclusions(plan):
+    item = {"name": "data", "type": "macvlan", "master": "eth2", "ipam": "nv-ipam", "subnet": "198.18.0.0/24"}
+    item |= {"gateway": "198.18.0.254", "exclude": ["198.18.0.64/26"], "per_node_block_size": 50}
+    assert pool_of(plan([node(0)], attachments=[item], components=["nv-ipam"]))["spec"] == {
+        "subnet": "198.18.0.0/24",
+        "perNodeBlockSize": 50,
+        "gateway": "198.18.0.254",
+        "exclusions": [
+            {"startIP": f"198.18.0.{first}", "endIP": f"198.18.0.{last}"} for first, last in ((1, 1), (64, 127))
+        ],
+    }
+
+
+def test_infiniband_rails_get_ipoib_or_nothing(plan):
+    nodes = [node(0, ("ib0",), "infiniband")]
+    without = plan(nodes, rails=True)
+    assert (without["objects"], without["findings"]) == ([], [])
+    assert configs(plan(nodes, rails=True, components=["ipoib-cni"]), "rail0")[""]["type"] == "ipoib"
+
+
+@pytest.mark.parametrize(("kind", "item", "identity"), [
+    ("macvlan", {"master": "eth2", "vlan": 7}, "option:vlan"),
+    ("ipoib", {"master": "ib0", "mtu": 4092}, "option:mtu"),
+    ("host-device", {"master": "eth2", "mode": "bridge"}, "option:mode"),
+    ("macvlan", {}, "master"),
+    ("macvlan", {"master": "eth2", "rail": 0}, "master"),
+    ("host-device", {}, "master"),
+    ("sriov", {}, "resource"),
+    ("macvlan", {"master": "eth2", "ipam": "host-local"}, "subnet"),
+    ("macvlan", {"master": "eth2", "ipam": "nv-ipam"}, "subnet"),
+    ("macvlan", {"master": "eth2", "ipam": "host-local", "subnet": "10.0.0"}, "address"),
+    ("macvlan", {"master": "eth2", "ipam": "static", "subnet": "10.9.0.0/24"}, "option:subnet"),
+    ("macvlan", {"master": "eth2", "name": "Data_1"}, "name"),
+    ("macvlan", {"master": "eth2", "ipam": "whereabouts"}, "component:whereabouts"),
+    ("ipoib", {"master": "ib0"}, "component:ipoib-cni"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused_by_name(plan, kind, item, identity):
+    made = plan([node()], attachments=[{"name": "data", "ipam": "none", "type": kind, **item}])
+    assert f"networks:{identity}" in [one.id for one in made["findings"]]
+    assert made["objects"] == []
+
+
+def test_two_attachments_of_one_name_are_refused_and_one_is_in_each_namespace(plan):
+    item = {"name": "data", "type": "macvlan", "master": "eth2", "ipam": "none"}
+    made = plan([node()], attachments=[item, {**item, "namespaces": ["train"]}])
+    assert [one.id for one in made["findings"]] == ["networks:name"]
+    made = plan([node()], attachments=[{**item, "namespaces": ["default", "train"]}])
+    assert [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in made["objects"]] == [
+        ("Namespace", None, "train"),
+        ("NetworkAttachmentDefinition", "default", "data"),
+        ("NetworkAttachmentDefinition", "train", "data"),
+    ]
+
+
+@pytest.mark.parametrize(("supernet", "prefix", "indices", "subnets", "findings"), [
+    ("10.56.0.0/16", 24, [0, 7], {0: "10.56.0.0/24", 7: "10.56.7.0/24"}, 0),
+    ("10.56.0.0/16", 20, [2], {2: "10.56.32.0/20"}, 0),
+    ("fd00:56::/48", 64, [1], {1: "fd00:56:0:1::/64"}, 0),
+    ("10.56.0.0/30", 31, [0, 1, 2], {0: "10.56.0.0/31", 1: "10.56.0.2/31"}, 1),
+    ("10.56.0.0/24", 16, [0], {}, 1),
+    ("ten", 24, [0], {}, 1),
+])  # fmt: skip
+def test_subnets_of_rails(supernet, prefix, indices, subnets, findings):
+    planned, refused = networks.rail_subnets(supernet, prefix, indices)
+    assert (planned, len(refused)) == (subnets, findings)
+
+
+def test_sriov_resources_name_functions_of_their_rails():
+    resources = [
+        {"name": "vfs", "prefix": "nvidia.com", "functions": "vfs", "rails": [0]},
+        {"name": "whole", "prefix": "nvidia.com", "functions": "pfs", "rails": [1]},
+    ]
+    config, findings = networks.sriov_config(resources, [node(0), node(1)])
+    assert findings == []
+    assert [(one["resourcePrefix"], one["resourceName"], one["selectors"]) for one in config["resourceList"]] == [
+        ("nvidia.com", "vfs", {"rootDevices": ["0000:18:00.0"], "isRdma": True}),
+        ("nvidia.com", "whole", {"pciAddresses": ["0000:28:00.0"], "isRdma": True}),
+    ]
+    _config, refused = networks.sriov_config([{"name": "x", "prefix": "a.b", "rails": [9]}], [node(0)])
+    assert refused[0].id == "networks:sriov"
+
+
+OF_ETH2 = {"resourceName": "a", "selectors": {"ifNames": ["eth2"]}}
+OF_ETH3 = {"RESOURCENAME": "b", "resourcePrefix": "x.y", "selectors": {"ifNames": ["eth3"]}}
+
+
+@pytest.mark.parametrize(("given", "resources", "of_rail_0"), [
+    ("rails", ["rdma/rail0", "rdma/rail1"], "rdma/rail0"),
+    ([OF_ETH2, OF_ETH3], ["rdma/a", "x.y/b"], "rdma/a"),
+    ([{"resourceName": "shared", "selectors": {"vendors": ["15b3"]}}], ["rdma/shared"], "rdma/shared"),
+    ([{"resourceName": "a"}, {"resourceName": "b"}], ["rdma/a", "rdma/b"], None),
+])  # fmt: skip
+def test_resources_are_those_of_the_device_plugin(plan, given, resources, of_rail_0):
+    assert networks.shared_resources(given, [node()]) == resources
+    made = sound(plan([node()], resources=given, rails=True), [node()], resources)
+    annotations = made["objects"][0]["metadata"].get("annotations")
+    assert annotations == (of_rail_0 and {networks.RESOURCE_ANNOTATION: of_rail_0})
+
+
+def test_files_come_and_go_and_those_of_others_stay():
+    there = {"10-theirs.conf": '{"name": "theirs"}', "gpufabric-rdma-gone.conf": "{}", "broken.conf": "{"}
+    made, findings = networks.node_files({"rail0": "{}\n"}, there, "/d")
+    assert made == {
+        "files": [{"path": "/d/gpufabric-rdma-rail0.conf", "content": "{}\n"}],
+        "absent": ["/d/gpufabric-rdma-gone.conf"],
+    }
+    assert findings == []
+    (clash,) = networks.node_files({"theirs": "{}\n"}, there, "/d")[1]
+    assert (clash.object, "/d/10-theirs.conf" in clash.seen) == ("network theirs", True)

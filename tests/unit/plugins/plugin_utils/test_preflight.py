@@ -1,0 +1,495 @@
+"""What preflight refuses, as tables: variables alone, variables against facts, and the one plan of all roles."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Finding, Plan, at
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import dra as kube_dra
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import (
+    alike,
+    dra,
+    plan,
+    pod_network,
+    removed,
+    roles,
+    variables,
+)
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_k3s as machines
+
+ROLES = ("discovery", "kernel_modules", "limits", "rail_links", "rdma_netns", "reboot", "verification")
+TYPED = {name: option.get("default") for name, option in variables.options().items()}
+LAB, GH200, H100 = "lab-rxe-debian12", "gh200-cx7-roce", "h100-8x-cx7-ib"
+
+
+def objects(findings):
+    assert all(all(getattr(finding, fact) for fact in Finding._fields if fact != "id") for finding in findings)
+    return [finding.object for finding in findings]
+
+
+# --- single variables ------------------------------------------------------------------------------------------------
+
+OF_RAILS = "a list of mappings with hca, mac, netdev, pci, port"
+
+
+@pytest.mark.parametrize(("name", "value", "wanted", "seen"), [
+    ("kernel_modules_gpudirect", "pearmem", "one of: auto, peermem, dmabuf, off", "'pearmem'"),
+    ("discovery_expected_hcas", "eight", "a whole number, or null", "'eight'"),
+    ("discovery_rails", "mlx5_0", OF_RAILS, "'mlx5_0'"),
+    ("discovery_rails", [{"device": "mlx5_0"}], OF_RAILS, "device"),
+    ("limits_services", {"k3s": True}, "a list of text", "'k3s': True"),
+    ("limits_services", None, "a list of text", "null"),
+    ("reboot_allowed", "later", "true or false, or null", "'later'"),
+    ("reboot_allowed", "y", "true or false, or null", "'y'"),
+])  # fmt: skip
+def test_a_wrong_type_or_choice_names_the_variable_and_what_it_takes(options, name, value, wanted, seen):
+    effective, (finding,) = preflight_host.validate(options, {name: value})
+    assert (finding.object, finding.wanted) == (f"variable {name}", wanted)
+    assert seen in finding.seen
+    assert effective[name] == options[name].get("default"), "the other checks go on with the default"
+
+
+def test_a_secret_of_the_wrong_type_is_refused_without_being_shown(options):
+    names = [name for name, option in options.items() if option.get("no_log")]
+    assert {"k3s_token", "k3s_registries"} <= set(names)
+    _effective, findings = preflight_host.validate(options, {key: ["s3cret", "text"] for key in names})
+    assert findings
+    assert "s3cret" not in str(findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [("kernel_modules_gpudirect", False, "off"), ("reboot_allowed", None, None), ("reboot_allowed", "yes", True)],
+)
+def test_words_of_yaml_become_what_the_variable_takes(options, name, given, value):
+    effective, findings = preflight_host.validate(options, {name: given})
+    assert (effective[name], findings) == (value, [])
+
+
+PCI = "0000:01:00.0"
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("kernel_modules_required", ["mlx5_core", "../evil"]),
+    ("limits_services", ["k3s.service/../x"]),
+    ("limits_memlock", "lots"),
+    ("rdma_netns_retry_seconds", -1),
+    ("reboot_serial", 0),
+    ("verification_port", 80),
+    ("verification_namespace", "kube-system"),
+    ("nccl_tests_namespace", "kube-public"),
+    ("verification_bandwidth_seconds", 0),
+    ("matrix_peers", 0),
+    ("matrix_round_seconds", -1),
+    ("rail_links_settings", [{"pci": PCI, "mac": "02:00:00:00:00:01", "mtu": 9000}]),
+    ("rail_links_settings", [{"mtu": 9000}]),
+    ("rail_links_settings", [{"pci": PCI}]),
+    ("rail_links_settings", [{"pci": PCI, "mtu": 99999}]),
+])  # fmt: skip
+def test_a_value_of_the_right_type_can_still_be_wrong(options, name, value):
+    effective, invalid = preflight_host.validate(options, {name: value})
+    assert invalid == []
+    assert objects(preflight_host.values(effective, options)) == [f"variable {name}"]
+
+
+@pytest.mark.parametrize(("name", "step"), [
+    ("kernel_modules_gpudirct", "did you mean kernel_modules_gpudirect?"),
+    ("discovery_rail", "did you mean discovery_rails?"),
+    ("limits_zebra_quux_frobnicate", "no variable has a similar name"),
+    *removed.VARIABLES.items(),
+])  # fmt: skip
+def test_a_mistyped_or_removed_variable_is_found_with_what_to_use(options, name, step):
+    assert name not in options
+    (finding,) = preflight_host.unknown([*options, name], options, ROLES)
+    assert finding.object == f"variable {name}"
+    assert step in finding.next_step
+    assert preflight_host.unknown([name], options, ROLES, accepted=[name]) == []
+
+
+@pytest.mark.parametrize("name", ["ansible_host", "limit", "k3s_version", "discovery_hosts"])
+def test_a_variable_of_someone_else_is_left_alone(options, name):
+    assert preflight_host.unknown([name], options, ROLES) == []
+
+
+# --- variables against the node ---------------------------------------------------------------------------------------
+
+
+def combined(facts, variables, **changed):
+    return objects(preflight_host.combinations(facts, {**variables, **changed})[0])
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), [
+    ("discovery_expected_hcas", 4, 1),
+    ("discovery_expected_hcas", 2, 0),
+    ("discovery_expected_ports", ["mlx5_1/1", "mlx5_9/1", "mlx5_0/2"], 2),
+    ("discovery_rails", [{"hca": "mlx5_9"}], 1),
+    ("discovery_rails", [{"hca": "mlx5_0", "pci": PCI}], 1),
+    ("discovery_rails", [{}], 1),
+    ("discovery_rails", [{"hca": "mlx5_0"}, {"pci": PCI}], 1),
+    ("discovery_rails", [{"hca": "mlx5_0", "port": 2}], 1),
+    ("discovery_rails", [{"mac": "02:00:00:00:00:99"}, {"netdev": "eth99"}], 2),
+    ("discovery_rails", [{"hca": "mlx5_0"}, {"hca": "mlx5_1"}], 0),
+])  # fmt: skip
+def test_what_the_variables_name_has_to_be_on_the_node(facts_of, variables, name, value, expected):
+    assert len(combined(facts_of(GH200), variables, **{name: value})) == expected
+
+
+def test_a_node_without_any_hca_is_refused_unless_that_is_wanted(facts_of, variables):
+    facts = facts_of(GH200)
+    facts.update(hcas=[], cards_without_rdma=[], rails=[])
+    assert combined(facts, variables) == ["HCA"]
+    assert combined(facts, variables, discovery_hca_required=False) == []
+
+
+def test_software_hcas_make_a_node_only_where_they_are_admitted(facts_of, variables):
+    assert combined(facts_of(LAB), variables) == ["HCA"]
+    assert combined(facts_of(LAB), variables, discovery_software_hcas=True, discovery_expected_hcas=8) == []
+
+
+def test_a_card_is_no_problem_if_the_run_loads_its_module_and_one_with_its_reason_if_not(facts_of, variables):
+    facts = facts_of("card-without-mlx5-ib")
+    assert {card["driver"] for card in facts["cards_without_rdma"]} == {"mlx5_core"}
+    assert combined(facts, variables, discovery_rails=[{"hca": "mlx5_0"}]) == []
+    findings, notes = preflight_host.combinations({**facts_of("card-on-vfio"), "hcas": []}, variables)
+    assert objects(findings) == ["HCA"]
+    assert any("vfio" in note for note in notes)
+
+
+def test_a_strange_system_and_a_lack_of_rights_are_refused(facts_of, variables):
+    facts = facts_of(GH200)
+    facts["node"]["os"] = {"id": "alpine", "like": [], "pretty_name": "Alpine Linux v3.20"}
+    facts["node"]["euid"] = 1000
+    assert combined(facts, variables) == ["operating system", "privilege"]
+
+
+@pytest.mark.parametrize("flavor", ["doca", "inbox"])
+def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variables, facts_of, flavor):
+    facts = facts_of(H100)
+    facts["node"]["os"] = {"id": "rocky", "version_id": "8.10", "like": ["rhel", "fedora"], "pretty_name": "Rocky 8.10"}
+    assert combined(facts, variables) == []
+    assert combined(facts, variables, driver_flavor=flavor) == ["distribution"]
+    facts["node"]["os"]["version_id"] = "9.6"
+    assert combined(facts, variables, driver_flavor=flavor) == []
+
+
+WHOLE = [[0, "0000:18:00.0"], [1, "0000:3a:00.0"]]
+
+
+@pytest.mark.parametrize(("nodes", "odd"), [
+    ({"a": WHOLE, "b": WHOLE, "c": WHOLE[:1]}, {"c": "rail 1 (0000:3a:00.0)"}),
+    ({"a": WHOLE, "b": WHOLE, "c": [WHOLE[0], [1, "0000:5c:00.0"]]}, {"c": "instead of 0000:3a:00.0"}),
+    ({"a": WHOLE, "b": WHOLE}, {}),
+    ({"a": WHOLE, "b": WHOLE[:1]}, {}),
+    ({"a": WHOLE, "b": WHOLE, "c": WHOLE[:1], "d": WHOLE[1:]}, {}),
+])  # fmt: skip
+def test_the_node_that_differs_from_most_of_its_like(nodes, odd):
+    maps = {host: {"product": ["DGX", "x86_64"], "rails": rails} for host, rails in nodes.items()}
+    made = alike.differing({**maps, "other": {"product": ["another"], "rails": []}})
+    assert made.keys() == odd.keys()
+    assert all(odd[host] in made[host] for host in odd)
+
+
+# --- the pod network --------------------------------------------------------------------------------------------------
+
+FINE = {
+    "cidr": "10.42.0.0/16", "backend": "vxlan", "mtu": 0, "interface": "", "fabric_allowed": None, "api_server": "",
+    "node_address": "", "cluster_cidr": "10.42.0.0/16", "service_cidr": "10.43.0.0/16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "obj", "seen"), [
+    (LAB, {}, None, ""),
+    (GH200, {"interface": "enp1s0f0np0"}, None, ""),
+    (LAB, {"interface": "eth2", "fabric_allowed": True}, None, ""),
+    (LAB, {"backend": "host-gw"}, None, ""),
+    (LAB, {"api_server": "198.18.0.1:6443"}, None, ""),
+    (LAB, {"mtu": 1300, "interface": "eth2", "fabric_allowed": True}, None, ""),
+    (LAB, {"interface": "eth2"}, "NIC eth2", "it is rail 0"),
+    (LAB, {"node_address": "198.18.2.2"}, "NIC eth2", "pod traffic would share it with RDMA"),
+    (GH200, {"interface": "enp1s0f1np1"}, "NIC enp1s0f1np1", "does not carry the default route"),
+    (LAB, {"cidr": "10.244.0.0/16"}, "variable flannel_cidr", "10.244.0.0/16"),
+    (LAB, {"cidr": "10.42.0.0/33"}, "variable flannel_cidr", "10.42.0.0/33"),
+    (LAB, {"cidr": "10.42.0.1/16"}, "variable flannel_cidr", "10.42.0.1/16"),
+    (LAB, {"cidr": "fd00::/56", "cluster_cidr": ""}, "variable flannel_cidr", "fd00::/56"),
+    (LAB, {"cidr": "10.42.0.0/26", "cluster_cidr": ""}, "variable flannel_cidr", "10.42.0.0/26"),
+    (LAB, {"service_cidr": "10.43.0.1/16"}, "variable k3s_service_cidr", "10.43.0.1/16"),
+    (LAB, {"service_cidr": "10.42.128.0/20"}, "variable flannel_cidr", "overlaps k3s_service_cidr"),
+    (LAB, {"cidr": "198.18.0.0/15", "cluster_cidr": ""}, "variable flannel_cidr", "overlaps 198.18.2.2/24 of eth2"),
+    (LAB, {"backend": "host-gw", "mtu": 1400}, "variable flannel_mtu", "1400"),
+    (GH200, {"mtu": 1480}, "variable flannel_mtu", "1480, with MTU"),
+    (LAB, {"api_server": "198.18.0.1"}, "variable flannel_api_server", "198.18.0.1"),
+])  # fmt: skip
+def test_a_pod_network_that_cannot_work_is_refused(facts_of, name, changes, obj, seen):
+    findings = pod_network.findings(facts_of(name, software_hcas=True), {**FINE, **changes})
+    assert bool(findings) == bool(obj)
+    assert not obj or [item for item in findings if item.object == obj and seen in item.seen], findings
+
+
+# --- DRA, and the device plugin's resources ---------------------------------------------------------------------------
+
+GATES = ["DRAConsumableCapacity", "DRADeviceTaints", "DRAExtendedResource"]
+DEFAULTS = {"source": "/etc/containerd/config.toml", "cdi": None}
+OLD, NEW = 'plugins."io.containerd.grpc.v1.cri"', "plugins.'io.containerd.cri.v1.runtime'"
+CRI_O = {"version": "v1.34.0", "kubelet": "v1.34.0", "runtime": "cri-o://1.34.1"}
+
+
+def cluster(version="v1.35.8+k3s1", kubelet="v1.35.8+k3s1", runtime="containerd://2.1.4-k3s1", served=True):
+    gates = dict.fromkeys(GATES, False) if served else {}
+    nodes = {"node1": {"kubelet": kubelet, "runtime": runtime}}
+    return {"version": version, "served": served, "gates": gates, "nodes": nodes}
+
+
+@pytest.mark.parametrize(("runtime", "seen", "words"), [
+    ({}, cluster(), None),
+    ({}, None, None),
+    ({}, cluster(**CRI_O), None),
+    ({}, cluster(version="v1.33.9"), "v1.33.9"),
+    ({}, cluster(served=False), "v1.35.8+k3s1 without it"),
+    ({}, cluster(kubelet="v1.33.1"), "v1.33.1"),
+    ({}, cluster(runtime="containerd://1.7.27"), "containerd 1.7.27, which has it off"),
+    ({"cdi": True}, cluster(runtime="containerd://1.7.27"), None),
+    ({"cdi": True}, cluster(runtime="containerd://1.6.33"), "containerd://1.6.33"),
+    ({}, cluster(runtime="cri-o://1.27.0"), "cri-o://1.27.0"),
+    # What the files of the node say counts before there is a cluster, too.
+    ({"cdi": False}, None, "enable_cdi = false"),
+    ({"source": None}, cluster(runtime="containerd://1.7.2"), "containerd 1.7.2"),
+])  # fmt: skip
+def test_what_cannot_serve_over_dra_is_refused(runtime, seen, words):
+    findings = dra.findings("node1", {**DEFAULTS, **runtime}, seen)
+    assert [words in one.seen for one in findings] == ([True] if words else [])
+    assert all("device_plugin_api: device-plugin" in one.next_step for one in findings)
+
+
+@pytest.mark.parametrize(("texts", "cdi"), [
+    ([], None),
+    ([f"version = 2\n[{OLD}]\n  sandbox_image = 'pause'\n"], None),
+    ([f"version = 2\n[{OLD}]\n  enable_cdi = true\n"], True),
+    ([f"version = 3\n[{NEW}]\n  enable_cdi = false\n"], False),
+    # A later file wins.
+    ([f"[{NEW}]\n  enable_cdi = false\n", f"[{NEW}]\n  enable_cdi = true\n"], True),
+])  # fmt: skip
+def test_cdi_in_the_files_of_containerd(texts, cdi):
+    assert containerd.cdi(texts) is cdi
+
+
+@pytest.mark.parametrize("on", [[], GATES[:1], GATES])
+def test_the_gates_are_what_the_api_server_keeps(tmp_path, on):
+    double = kubectl_cluster.make(tmp_path / "cluster.json")
+    double.state(gates=on)
+    seen = kube_dra.capabilities(double.client())
+    assert [gate for gate, kept in seen["gates"].items() if kept] == on
+    assert (seen["served"], seen["version"]) == (True, "v1.35.8+k3s1")
+    assert not [item for item in double.objects.values() if item["kind"] in ("DeviceClass", "ResourceSlice")]
+    told = " ".join(dra.notes(seen, extended_resources=True))
+    assert ("DRAConsumableCapacity is on" in told) == ("DRAConsumableCapacity" in on)
+    assert ("stay Pending" in told) == ("DRAExtendedResource" not in on)
+    double.state(without=["DeviceClass", "ResourceSlice"], version="v1.33.1")
+    assert kube_dra.capabilities(double.client())["served"] is False
+
+
+def netdev(number):
+    return {"name": f"eth{number}", "type": "ether"}
+
+
+FACTS = {
+    "hcas": [{"name": f"mlx5_{n}", "pci": {"vendor": "15b3"}, "netdevs": [netdev(n)]} for n in (0, 1)],
+    "rails": [{"index": n, "hca": f"mlx5_{n}", "netdev": f"eth{n}", "pci": f"0000:0{n}:00.0"} for n in (0, 1)],
+}
+LISTED = [
+    {"resourceName": "a", "selectors": {"ifNames": ["eth0"]}},
+    {"resourceName": "b", "api": "dra", "selectors": {"ifNames": ["eth1"]}},
+]
+OVERLAP = [{"resourceName": "a", "selectors": {"vendors": ["15b3"]}}, LISTED[1]]
+
+
+def of_device_plugin(bundle=None, **given):
+    known = {**TYPED, **{f"device_plugin_{name}": value for name, value in given.items()}}
+    if bundle:
+        known["k3s_bundle_dir"] = "/srv/bundle"
+    return roles.findings("device_plugin", known, FACTS, {"all": ["node1"], "k3s_servers": ["node1"]}, bundle)
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ({}, None),
+    ({"api": "dra"}, None),
+    ({"api": "both", "dra_rails": [1]}, None),
+    ({"api": "both", "resources": LISTED}, None),
+    ({"api": "both"}, "no entry for dra"),
+    ({"api": "both", "dra_rails": [0, 1]}, "no entry for device-plugin"),
+    ({"api": "both", "dra_rails": [7]}, "7; the node has 0, 1"),
+    ({"api": "dra", "dra_rails": [1]}, "device_plugin_dra_rails: 1"),
+    ({"resources": LISTED}, "rdma/b with api: dra"),
+    ({"api": "both", "resources": OVERLAP}, "mlx5_1 in rdma/a and, with api: dra, in rdma/b"),
+    ({"api": "dra", "api_server": "10.0.0.1"}, "device_plugin_api_server: 10.0.0.1"),
+    ({"api": "dra", "server": "elsewhere"}, "device_plugin_server: elsewhere"),
+])  # fmt: skip
+def test_entries_for_two_apis(given, words):
+    made = [f"{one.object}: {one.seen}" for one in of_device_plugin(**given)]
+    assert bool(made) == bool(words)
+    assert all(words in text for text in made), made
+
+
+IMAGE = "localhost/rdma-device-plugin:0.1.0"
+
+
+@pytest.mark.parametrize(("images", "given", "refused"), [
+    (["ghcr.io/a/b:1"], {}, True),
+    ([IMAGE], {}, False),
+    ([], {"mode": "systemd"}, False),
+    ([], {"image": "registry.example.org/plugin:1"}, False),
+    (None, {}, False),
+])  # fmt: skip
+def test_a_bundle_without_the_daemonsets_image_is_refused_with_the_command_that_adds_it(images, given, refused):
+    bundle = None if images is None else {"images": [{"reference": name} for name in images]}
+    made = of_device_plugin(bundle, **{"mode": "daemonset", **given})
+    assert [(one.object, IMAGE in one.wanted) for one in made] == ([("bundle /srv/bundle", True)] if refused else [])
+    assert all("-e bundle_dir=/srv/bundle -e bundle_plugin_image=true" in one.next_step for one in made)
+
+
+# --- the host's plan and the messages ---------------------------------------------------------------------------------
+
+CHANGE = Change("/etc/modules-load.d/gpufabric-rdma.conf", "write", "", "ib_umad")
+PENDING = {
+    "a change": Plan(changes=[CHANGE]),
+    "a problem": Plan(findings=[Finding("a", "b", "c", "d")]),
+    "a reboot": Plan(reboot_reasons=["the mode is set at boot"]),
+    "an old image": Plan(stale_images=["/boot/initrd.img"]),
+}
+
+
+@pytest.mark.parametrize("name", PENDING)
+def test_a_node_is_settled_only_where_no_planner_has_anything_to_do(facts_of, variables, monkeypatch, name):
+    """Then no role of the host layer asks it again, and what was read of it still holds."""
+    facts = facts_of(GH200)
+    made = {"limits": Plan(), "rail_links": Plan(notes=["a note"], not_verified=["a tree of files"])}
+    monkeypatch.setattr(preflight_host, "plans", lambda *_given: made)
+    assert preflight_host.plan(facts, variables)["settled"] is True
+    assert preflight_host.plan(facts, {**variables, "driver_flavor": "inbox"})["settled"] is False
+    assert preflight_host.plan({**facts, "unfinished": ["reboot"]}, variables)["settled"] is False
+    made["kernel_modules"] = PENDING[name]
+    assert preflight_host.plan(facts, variables)["settled"] is False
+
+
+def test_a_foreign_netns_file_is_a_problem_of_the_plan(facts_of, variables):
+    outcome = preflight_host.plan(facts_of("exclusive-netns-foreign-file"), variables)
+    assert "RDMA netns mode" in objects(outcome["findings"])
+
+
+def test_one_message_lists_all_problems_of_all_hosts_and_equal_ones_once():
+    gone = preflight_host.unreachable("ssh: connect to host 192.0.2.1 port 22: No route to host")
+    same = Finding("variable limits_memlock", "infinity", "'lots'", "correct it")
+    findings = [*at("node1", [gone]), *at("node2", [same]), *at("node3", [same])]
+    head, text = preflight_host.failure_text(findings, ["node1", "node2", "node3", "node4"])
+    assert head == "3 problems on 3 of 4 nodes; nothing has been changed."
+    lines = text.splitlines()
+    assert (lines[0], [line.split()[0] for line in lines[1:4]]) == ("node1  connection", ["wanted", "seen", "next"])
+    assert "node2, node3  variable limits_memlock" in lines
+    change = {"object": "module ib_umad", "action": "load", "before": "", "after": "loaded", "why": "verbs need it"}
+    results = [{"host": f"node{n}", "plan": [], "reboot_reasons": [], "notes": []} for n in (1, 2, 3)]
+    results[0].update(plan=[change], reboot_reasons=["b"])
+    lines = preflight_host.plan_text(results).splitlines()
+    assert lines[1::4] == ["  node1: 1 change", "  node2, node3: nothing to change"]
+    assert "    reboot needed: b" in lines
+
+
+# --- the one plan -----------------------------------------------------------------------------------------------------
+
+ADDRESSES = {"a": "198.18.0.1", "b": "198.18.0.2"}
+WRONG = {"object": "variable x", "wanted": "1", "seen": "2", "next_step": "correct it", "id": ""}
+
+
+@pytest.fixture
+def read(facts_of):
+    """read(host, given, **changes): a node as it was read; given: variables that are set."""
+
+    def of(host, given=None, **changes):
+        return {
+            "host": host,
+            "address": ADDRESSES[host],
+            "hostname": host,
+            "variables": {**TYPED, "k3s_node_ip": ADDRESSES[host], **(given or {})},
+            "problems": [],
+            "ansible_facts": {"rdma": facts_of(H100)},
+            "k3s": machines.node()["state"],
+            "networks": {"netdevs": {}, "routes": [], "files": {}, "vfs_unit": False},
+            "runtime": {"source": None, "cdi": None},
+            **changes,
+        }
+
+    return of
+
+
+def planned(nodes, *names, **changes):
+    groups = {"all": ["a", "b"], "gpu_nodes": ["a", "b"]}
+    given = {"hosts": ["a", "b"], "groups": groups, "nodes": ["a", "b"], "servers": {"a": (None, ADDRESSES["a"])}}
+    lock = {"images": [], "wheels": []}
+    return plan.plan(
+        nodes, plan.Run(**{"roles": names, "lock": lock, "daemonset": {}, "now": 0, "bundle": None, **given, **changes})
+    )
+
+
+def where(made):
+    return {(item["role"], item["host"], item["object"]) for item in made["findings"]}
+
+
+def test_problems_of_variables_nodes_and_roles_come_together_each_at_its_hosts(read):
+    bad = {"cni_plugins_names": ["loopback"], "multus_global_namespaces": ["x"], "k3s_bundle_dir": "/nowhere"}
+    nodes = [read("a", bad, problems=[WRONG]), read("b", hostname="a")]
+    made = planned(nodes, "discovery", "cni_plugins", "multus", "node_ready", "device_plugin")
+    assert where(made) >= {
+        ("", "a", "variable x"),
+        ("cni_plugins", "a", "variable cni_plugins_names"),
+        ("cni_plugins", "b", "variable k3s_bundle_dir"),
+        ("multus", "a", "variable multus_global_namespaces"),
+        ("node_ready", "b", "node name a"),
+    }
+    failing = {name: [item["object"] for item in decided["findings"]] for name, decided in made["hosts"].items()}
+    assert ("variable x" in failing["a"], "variable x" in failing["b"]) == (True, False)
+
+
+@pytest.mark.parametrize("change", [{"lost": "no route"}, {"failure": "no Python"}])
+def test_a_node_that_was_not_read_stops_the_cluster_or_is_left_out(read, change):
+    nodes = [read("a", {"multus_global_namespaces": ["x"]}), read("b", ansible_facts={}, **change)]
+    assert [role for role, _host, _object in where(planned(nodes, "discovery", "multus"))] == [""]
+    partial = planned(nodes, "discovery", "multus", partial=True)
+    assert {(role, host) for role, host, _object in where(partial)} == {("", "b"), ("multus", "a")}
+    assert partial["hosts"]["b"].get("settled", False) is partial["settled"] is False
+
+
+@pytest.mark.parametrize(
+    ("host", "fails"), [("a", ["a"]), ("a, b", ["a", "b"]), ("the controller", ["a", "b"]), ("c", ["a", "b"])]
+)
+def test_who_fails_by_a_finding(host, fails):
+    made = plan.with_findings({"hosts": {"a": {}, "b": {}}}, [{**WRONG, "host": host, "role": "x"}] * 2)
+    assert len(made["findings"]) == 1
+    assert [name for name, decided in made["hosts"].items() if decided["findings"]] == fails
+
+
+@pytest.mark.parametrize(("same", "kept"), [(False, ["node_firewall"]), (True, ["k3s", "node_firewall"])])
+def test_a_later_plan_keeps_what_other_roles_decided_and_their_findings_only_from_one_reading(same, kept):
+    def made(role, **decided):
+        item = {**WRONG, "object": role, "host": "a", "role": role}
+        return plan.with_findings({"roles": [role], "hosts": {"a": decided}}, [item])
+
+    both = plan.merged(made("k3s", k3s=1, firewall=1), made("node_firewall", firewall=2), same)
+    assert both["roles"] == ["k3s", "node_firewall"]
+    assert (both["hosts"]["a"]["k3s"], both["hosts"]["a"]["firewall"]) == (1, 2)
+    assert [item["object"] for item in both["findings"]] == kept
+
+
+def test_networks_wait_for_rails_only_while_the_host_layer_is_to_come(read):
+    bare = read("b")
+    bare["ansible_facts"]["rdma"]["rails"] = []
+    for names, waits in ((("discovery", "networks"), True), (("networks",), False)):
+        assert (planned([read("a"), bare], *names)["networks"] is None) is waits
+    assert planned([read("a"), read("b")], "discovery", "networks")["networks"]["complete"] is True
+
+
+def test_a_git_folder_is_made_from_all_nodes_or_not_at_all(read):
+    made = planned([read("a", {"cluster_objects_folder": ""})], "cluster_objects", partial=True)
+    assert where(made) == {
+        ("cluster_objects", "the controller", "variable cluster_objects_folder"),
+        ("cluster_objects", "the controller", "nodes of this run"),
+    }

@@ -1,0 +1,514 @@
+"""Checks of a node, its GPUs, its networks and the fabric: who sends to whom, and what the judge of all takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge, pairs, pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks import gpu_checks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.host_checks import (
+    FAILED,
+    NOT_VERIFIED,
+    PASSED,
+    UNUSED,
+)
+from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import World
+
+
+class Node:
+    """A converged GH200 whose second port has no cable: its facts, variables and probe."""
+
+    def __init__(self, captured):
+        world = World(captured["gh200-cx7-roce"], captured["variables"], 1)
+        self.facts, self.variables, self.probe = (of["node1"] for of in (world.facts, world.variables, world.probes))
+        self.port = self.facts["hcas"][0]["ports"][0]
+        self.facts["hcas"][1]["ports"][0].update(state="DOWN", phys_state="Disabled")
+        self.devices, self.memlock = self.probe["char_devices"], self.probe["memlock"]
+        self.modules, self.k3s = self.facts["modules"], self.facts["limits"]["services"]["k3s"]
+
+    def judged(self, **options):
+        """{id: check}"""
+        checks = host_checks.host_checks(self.facts, self.variables, self.probe, **options)
+        for item in checks:
+            assert set(item) == {"id", "object", "status", "wanted", "seen", "next_step"}
+            assert item["status"] in host_checks.STATUSES
+            assert item["status"] not in (FAILED, NOT_VERIFIED) or (item["seen"] and item["next_step"]), item
+        assert len({item["id"] for item in checks}) == len(checks), "an id names one check"
+        return {item["id"]: item for item in checks}
+
+
+@pytest.fixture
+def node(captured):
+    return Node(captured)
+
+
+def ids(checks, *statuses):
+    return {name for name, item in checks.items() if item["status"] in statuses}
+
+
+def test_a_converged_node_fails_nothing_and_reads_its_spare_port_as_unused(node):
+    checks = node.judged()
+    assert ids(checks, FAILED, NOT_VERIFIED) == set()
+    assert checks["port:mlx5_0/1"]["object"] == "port mlx5_0/1 (rail 0, netdev enp1s0f0np0)"
+    assert checks["port:mlx5_1/1"]["status"] == checks["memlock:containerd"]["status"] == UNUSED
+    assert checks["memlock:k3s"]["seen"] == "a new start gets infinity; locked 16 MiB"
+
+
+EXPECTED, OWN_MODULES = "discovery_expected_ports", "state:/etc/modules-load.d/gpufabric-rdma.conf"
+
+
+@pytest.mark.parametrize(("break_it", "identity", "seen"), [
+    (lambda n: n.modules["ib_umad"].update(loaded=False), "module:ib_umad", "not loaded"),
+    (lambda n: n.devices.pop("uverbs0"), "device:uverbs0", "/dev/infiniband holds rdma_cm, uverbs1"),
+    (lambda n: n.devices.clear(), "device:rdma_cm", "holds nothing"),
+    (lambda n: n.port.update(state="DOWN", phys_state="Disabled"), "port:mlx5_0/1", "DOWN"),
+    (lambda n: n.variables[EXPECTED].append("mlx5_1/1"), "port:mlx5_1/1", "DOWN"),
+    (lambda n: n.variables[EXPECTED].append("mlx5_7/1"), "port:mlx5_7/1", "no such port"),
+    (lambda n: n.facts["subsystem"].update(netns_mode="exclusive"), "netns", "running exclusive"),
+    (lambda n: n.facts["subsystem"].update(persisted_netns_mode="exclusive"), "netns", "at boot exclusive"),
+    (lambda n: n.memlock["k3s"].update(error="mlock of 16 MiB: Cannot allocate memory"), "memlock:k3s", "Cannot"),
+    (lambda n: n.k3s.update(active=True, memlock_running=8388608), "memlock:k3s", "8388608"),
+    (lambda n: n.facts["owned_files"].clear(), OWN_MODULES, "absent"),
+])  # fmt: skip
+def test_what_is_wrong_fails_with_what_was_seen(node, break_it, identity, seen):
+    break_it(node)
+    item = node.judged()[identity]
+    assert (item["status"], seen in item["seen"]) == (FAILED, True), item
+
+
+@pytest.mark.parametrize(("name", "wrong", "seen"), [
+    ("uverbs0", {"owner": "oracle"}, "/dev/infiniband/uverbs0, mode 0666, owner oracle:root"),
+    ("rdma_cm", {"mode": "0660", "group": "rdma", "usable": False}, "mode 0660, owner root:rdma"),
+    ("umad0", {"mode": "0000"}, "mode 0000"),
+    ("umad0", {"owner": "1000"}, "owner 1000:root"),
+])  # fmt: skip
+def test_a_device_that_a_container_may_not_open_fails_with_its_mode_and_owner(node, name, wrong, seen):
+    node.devices[name].update(wrong)
+    checks = node.judged()
+    assert ids(checks, FAILED) == {f"device:{name}"}
+    assert seen in checks[f"device:{name}"]["seen"]
+    mode = "0600" if name == "umad0" else "0666"
+    assert f"chmod {mode} /dev/infiniband/{name}" in checks[f"device:{name}"]["next_step"]
+
+
+def test_a_module_that_verify_itself_has_loaded_is_told_as_such(node):
+    node.modules["rdma_ucm"]["loaded"] = False
+    node.probe["loaded"] = ["ib_umad", "ib_core"]
+    checks = node.judged(loaded=["rdma_ucm"])
+    told = {name: item["status"] for name, item in checks.items() if name.startswith("loaded:")}
+    assert told == {"loaded:ib_umad": FAILED, "loaded:ib_core": UNUSED, "loaded:rdma_ucm": UNUSED}
+    assert checks["module:rdma_ucm"]["status"] == FAILED, "one finding: it was read before the tools ran"
+    assert checks["module:ib_umad"]["status"] == PASSED
+
+
+OUR = "rdma-device-plugin.service"
+SOCKET = "/var/lib/kubelet/device-plugins/rail0.sock"
+STOPPED = "no answer within 10 s: the process is stopped or stuck"
+
+
+@pytest.mark.parametrize(("sockets", "by", "status", "seen", "step"), [
+    ({SOCKET: ""}, OUR, PASSED, f"an answer on {SOCKET}", ""),
+    ({SOCKET: STOPPED}, OUR, FAILED, STOPPED, f"systemctl restart {OUR}"),
+    ({SOCKET: "", "/x/rail0.sock": STOPPED}, OUR, FAILED, "/x/rail0.sock: no", "restart"),
+    ({}, OUR, FAILED, "no socket rail0.sock", "journalctl"),
+    ({SOCKET: STOPPED}, "process 7 in a pod", FAILED, "process 7 in a pod", "delete its pod"),
+])  # fmt: skip
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_a_device_plugin_is_asked_whatever_systemd_says_of_it(node, sockets, by, status, seen, step, check_mode):
+    node.probe["plugins"] = {"rail0": {"sockets": sockets, "by": by}}
+    item = node.judged(check_mode=check_mode)["plugin:socket:rail0"]
+    assert (item["status"], seen in item["seen"], step in item["next_step"]) == (status, True, True)
+
+
+@pytest.mark.parametrize(
+    ("plugins", "status"), [({"rail0": {"sockets": {}, "by": "process 7 started by hand"}}, None), (None, NOT_VERIFIED)]
+)
+def test_where_another_plugin_has_its_sockets_is_not_known(node, plugins, status):
+    node.probe["plugins"] = plugins
+    checks = node.judged()
+    assert "plugin:socket:rail0" not in checks
+    assert checks.get("plugin:socket", {}).get("status") == status
+
+
+@pytest.mark.parametrize(("phys_state", "layer", "word"), [
+    ("LinkUp", "InfiniBand", "subnet manager"),
+    ("Polling", "InfiniBand", "cable"),
+    ("Disabled", "Ethernet", "ip link set enp1s0f0np0 up"),
+])  # fmt: skip
+def test_a_port_that_is_not_active_says_what_it_waits_for(node, phys_state, layer, word):
+    node.port.update(state="INIT", phys_state=phys_state, link_layer=layer)
+    assert word in node.judged()["port:mlx5_0/1"]["next_step"]
+
+
+@pytest.mark.parametrize(("break_it", "identity"), [
+    (lambda n: n.memlock["k3s"].update(locked=0, reason="no user nobody on the node"), "memlock:k3s"),
+    (lambda n: n.memlock.clear(), "memlock:k3s"),
+    (lambda n: n.facts["limits"]["services"].pop("k3s"), "memlock:k3s"),
+    (lambda n: n.facts["subsystem"].update(netns_mode="unknown: ib_core is not loaded"), "netns"),
+    (lambda n: n.probe.update(char_devices=None), "device:uverbs0"),
+])  # fmt: skip
+def test_what_cannot_be_checked_is_not_verified_and_never_passed(node, break_it, identity):
+    break_it(node)
+    assert node.judged()[identity]["status"] == NOT_VERIFIED
+
+
+def test_a_container_cannot_vouch_for_its_hosts_kernel(node):
+    node.facts["node"]["container"] = "systemd-nspawn"
+    node.probe["char_devices"] = {}
+    checks = node.judged()
+    for identity in ("module:mlx5_ib", "netns", "device:uverbs0"):
+        assert checks[identity]["status"] == NOT_VERIFIED
+        assert "systemd-nspawn" in checks[identity]["seen"]
+    assert checks["port:mlx5_0/1"]["status"] == PASSED
+
+
+def test_check_mode_reports_what_the_run_would_change_instead_of_failing(node):
+    node.port.update(state="DOWN", phys_state="Disabled")
+    assert ids(node.judged(check_mode=True), FAILED) == {"port:mlx5_0/1"}, "no change explains it"
+    node.port.update(state="ACTIVE", phys_state="LinkUp")
+    node.modules["ib_umad"]["loaded"] = False
+    node.facts["subsystem"]["netns_mode"] = "exclusive"
+    node.facts["owned_files"].clear()
+    checks = node.judged(check_mode=True)
+    assert ids(checks, FAILED) == set()
+    assert checks["module:ib_umad"]["status"] == NOT_VERIFIED
+
+
+# --- results of the fabric --------------------------------------------------------------------------------------------
+
+
+def planned_test(**changed):
+    end = {"hca": "mlx5_0", "port": 1, "netdev": "eth0", "gid": 3}
+    return {
+        "id": "rail0-a-b-ib_write_bw",
+        "tool": "ib_write_bw",
+        "rail": 0,
+        "network": "10.0.0.0/24",
+        "address": "10.0.0.2",
+        "tcp_port": 18601,
+        "client": {**end, "host": "a", "ip": "10.0.0.1"},
+        "server": {**end, "host": "b", "ip": "10.0.0.2"},
+        "gbps": 400.0,
+        "software": False,
+        "missing": [],
+        **changed,
+    }
+
+
+def fabric(test, result=None, error=None, **options):
+    plan = {"tests": [test], "unpaired": [], "clashes": []}
+    results = {} if result is None else {test["id"]: {"ok": True, "error": None, "seconds": 4.0, **result}}
+    ((host, item),) = host_checks.fabric_checks(plan, results, {test["id"]: error}, {"a": 70, "b": 70}, **options)
+    assert host == "a"
+    return item
+
+
+@pytest.mark.parametrize(("gbps", "changed", "status", "seen"), [
+    (380.0, {}, PASSED, "(380.0 Gb/s)"),
+    (279.9, {}, FAILED, "(279.9 Gb/s)"),
+    (0.01, {"software": True, "gbps": None}, PASSED, "function only, no threshold"),
+    (0.01, {"gbps": None}, PASSED, "MB/s"),
+])  # fmt: skip
+def test_real_hcas_have_a_threshold_and_software_ones_have_none(gbps, changed, status, seen):
+    item = fabric(planned_test(**changed), {"gbps": gbps, "mb_per_s": 1.2})
+    assert (item["status"], seen in item["seen"], item["figures"]["gbps"]) == (status, True, gbps)
+    assert ("280.0 Gb/s" in item["wanted"]) == (changed == {})
+
+
+def test_a_test_that_failed_names_both_ends():
+    item = fabric(planned_test(), {"ok": False, "error": "Couldn't connect"}, "exit code 1: no device")
+    assert (item["status"], item["object"]) == (FAILED, "ib_write_bw rail 0: a mlx5_0 -> b mlx5_0")
+    assert item["seen"] == "Couldn't connect; b: exit code 1: no device"
+
+
+@pytest.mark.parametrize(("changed", "options", "status", "seen"), [
+    ({}, {}, FAILED, "no result"),
+    ({}, {"check_mode": True}, NOT_VERIFIED, "check mode sends no traffic"),
+    ({"missing": ["a", "b"]}, {}, NOT_VERIFIED, "ib_write_bw is not installed on a, b"),
+])  # fmt: skip
+def test_a_test_without_a_result_has_a_reason(changed, options, status, seen):
+    item = fabric(planned_test(**changed), **options)
+    assert (item["status"], seen in item["seen"]) == (status, True)
+
+
+def test_a_rail_without_a_peer_is_not_verified_and_a_shared_address_fails():
+    reason = "no peer: rail 2 of b: the port is DOWN"
+    end = {"host": "a", "rail": 2, "hca": "rxe2", "port": 1, "netdev": "dm2", "reason": reason}
+    plan = {"tests": [], "unpaired": [end], "clashes": [{"address": "10.0.0.1", "ends": [end, {**end, "host": "b"}]}]}
+    (alone, shared) = [item for _host, item in host_checks.fabric_checks(plan, {}, {}, {})]
+    assert (alone["status"], alone["seen"]) == (NOT_VERIFIED, reason)
+    assert (shared["status"], shared["seen"]) == (FAILED, "a (dm2) and b (dm2)")
+
+
+def test_the_report_puts_failures_first_and_counts_what_was_not_verified(node):
+    node.devices.pop("uverbs0")
+    node.memlock.clear()
+    checks = list(node.judged().values())
+    checks.append(fabric(planned_test(software=True), {"gbps": 0.1, "mb_per_s": 9.4}))
+    known = {"facts": node.facts, "planned": [1, 2], "pending": [], "reboot_reasons": [], "rebooted": False}
+    gone = {"host": "node2", "facts": None, "checks": host_checks.absent("unreachable: no route")}
+    text = host_checks.report_text([{"host": "node1", "checks": checks, **known}, gone])
+    titles = ("Failed", "Not verified", "Unused", "Fabric", "Nodes")
+    assert tuple(line for line in text.splitlines() if line in titles) == titles
+    rows = {line.split()[0]: line.split() for line in text.partition("Nodes\n")[2].splitlines() if line}
+    assert rows["node1"][1:6] == ["2", "1", "of", "1", "active"]
+    assert rows["node2"][1:] == ["?", "?", "?", "?", "0", "1", "0", "0"]
+    assert "ib_write_bw rail 0: a mlx5_0 -> b mlx5_0  4.0      9.4   0.1   passed" in text
+    assert text.splitlines()[-1].endswith("2 failed, 1 not verified, 3 unused")
+
+
+# --- who sends to whom: chains by rail and subnet ---------------------------------------------------------------------
+
+
+def rail(number, address=None, state="ACTIVE", layer="Ethernet", kind="software", gids=None):
+    """One rail with its HCA, as the facts have it."""
+    if gids is None:
+        gids = [{"index": 0, "gid": "fe80:0000:0000:0000:5054:00ff:fe00:0001", "type": "RoCE v2", "netdev": "eth2"}]
+        if address and ":" not in address:
+            a, b, c, d = (int(part) for part in address.partition("/")[0].split("."))
+            mapped = f"0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}"
+            gids.append({"index": 3, "gid": mapped, "type": "RoCE v2", "netdev": "eth2"})
+    name, netdev = f"hca{number}", {"name": f"eth{number}", "addresses": [address] if address else []}
+    pci = {"address": f"0000:0{number}:00.0", "link": {"speed_gts": 32.0, "width": 16}} if kind == "pci" else None
+    port = {"number": 1, "state": state, "link_layer": layer, "rate_gbps": 400.0, "gids": gids}
+    return {
+        "rail": {"index": number, "hca": name, "port": 1, "netdev": netdev["name"]},
+        "hca": {"name": name, "kind": kind, "pci": pci, "netdevs": [netdev], "ports": [port]},
+    }
+
+
+def end(name, *rails, tools=pairs.TOOLS, runs=True):
+    facts = {"rails": [item["rail"] for item in rails], "hcas": [item["hca"] for item in rails]}
+    known = {"address": f"{name}.mgmt", "tools": list(tools), "base_port": 18600, "runs": runs}
+    return {"host": name, "facts": facts, **known}
+
+
+def alone(*addresses, **options):
+    """Nodes a, b, … with rail 0 at these addresses."""
+    return [end(name, rail(0, address), **options) for name, address in zip("abcdefghi", addresses)]
+
+
+def sides(plan, tool="rping"):
+    return [(t["rail"], t["client"]["host"], t["server"]["host"]) for t in plan["tests"] if t["tool"] == tool]
+
+
+def test_two_nodes_are_paired_on_each_rail_with_a_common_subnet():
+    plan = pairs.plan([end(f"node{n}", rail(0, f"10.77.1.{n}/24"), rail(1, f"10.77.2.{n}/24")) for n in (1, 2)])
+    assert sides(plan) == [(0, "node1", "node2"), (1, "node1", "node2")] == sides(plan, "ib_write_bw")
+    assert plan["unpaired"] == plan["clashes"] == []
+    first, second = plan["tests"][:2]
+    assert (first["address"], first["network"]) == ("10.77.1.2", "10.77.1.0/24")
+    assert second["server"]["gid"] == second["client"]["gid"] == 3, "the GID of the rail's own address"
+    assert [test["tcp_port"] for test in plan["tests"]] == [18600, 18601, 18602, 18603]
+
+
+@pytest.mark.parametrize("number", [3, 9])
+def test_more_nodes_make_a_chain_in_which_each_takes_part(number):
+    plan = pairs.plan(alone(*(f"10.0.0.{n + 1}/24" for n in range(number))))
+    assert sides(plan) == [(0, one, other) for one, other in zip("abcdefghi", "bcdefghi"[: number - 1])]
+    assert plan["unpaired"] == []
+    tests = {test["id"]: test for test in plan["tests"]}
+    for identities in plan["rounds"]:
+        hosts = [tests[name][role]["host"] for name in identities for role in ("client", "server")]
+        assert len(hosts) == len(set(hosts)), "a software HCA is the processor"
+    assert (len(plan["rounds"]), sum(map(len, plan["rounds"]))) == (4, len(tests))
+
+
+NO_ADDRESS = "eth0 has no IPv4 or routable IPv6 address, so no peer can address it"
+
+
+@pytest.mark.parametrize(("rails", "reason"), [
+    ([rail(0, "10.0.0.1/24"), rail(1, "10.0.0.2/24")], "no peer: no other node has a rail 0"),
+    ([rail(0, "10.0.0.1/24")], "no peer: this play has one node only"),
+    ([rail(0, "10.0.0.1/24"), rail(0, "10.0.0.2/24", state="DOWN")], "no peer: rail 0 of b: the port is DOWN"),
+    ([rail(0, "10.0.0.1/24"), rail(0, "10.0.9.2/24")], "no peer in 10.0.0.0/24: rail 0 of b 10.0.9.0/24"),
+    ([rail(0), rail(0, "10.0.0.2/24")], NO_ADDRESS),
+    ([rail(0, "fe80::1/64"), rail(0, "10.0.0.2/24")], NO_ADDRESS),
+    ([rail(0, "10.0.0.1/24", state="INIT"), rail(0, "10.0.0.2/24")], "the port is INIT"),
+])  # fmt: skip
+def test_a_rail_without_a_peer_says_why(rails, reason):
+    plan = pairs.plan([end(name, one) for name, one in zip("ab", rails)])
+    assert plan["tests"] == []
+    assert [one["reason"] for one in plan["unpaired"] if one["host"] == "a"] == [reason]
+
+
+def test_facts_from_a_tree_of_files_send_nothing():
+    plan = pairs.plan(alone("10.0.0.1/24", "10.0.0.2/24", runs=False))
+    assert (plan["tests"], len(plan["unpaired"])) == ([], 2)
+
+
+def test_a_node_in_the_middle_that_is_down_does_not_break_the_chain():
+    first, last = alone("10.0.0.1/24", "10.0.0.3/24")
+    plan = pairs.plan([first, end("down", rail(0, "10.0.0.2/24", state="DOWN")), last])
+    assert sides(plan) == [(0, "a", "b")]
+    assert [one["host"] for one in plan["unpaired"]] == ["down"]
+
+
+def test_an_address_that_two_nodes_have_is_reported_and_not_tested_against_itself():
+    plan = pairs.plan(alone("10.0.0.1/24", "10.0.0.1/24"))
+    assert plan["tests"] == []
+    ((clash),) = plan["clashes"]
+    assert (clash["address"], [one["host"] for one in clash["ends"]]) == ("10.0.0.1", ["a", "b"])
+
+
+def infiniband(prefix="fe80:0000:0000:0000"):
+    gids = [{"index": 0, "gid": f"{prefix}:0002:c903:0000:0000", "type": "IB/RoCE v1", "netdev": None}]
+    return rail(0, None, layer="InfiniBand", kind="pci", gids=gids)
+
+
+def test_infiniband_without_addresses_shakes_hands_over_the_management_network():
+    (test,) = pairs.plan([end("a", infiniband()), end("b", infiniband())])["tests"]
+    assert (test["tool"], test["address"], test["server"]["gid"]) == ("ib_write_bw", "b.mgmt", None)
+    assert test["network"] == "InfiniBand subnet fe80000000000000"
+    assert pairs.plan([end("a", infiniband()), end("b", infiniband("fe80:0000:0000:0001"))])["tests"] == []
+
+
+@pytest.mark.parametrize(("net", "size", "tools", "tests"), [
+    ("2001:db8::", 64, pairs.TOOLS, {"rping": ("2001:db8::2", []), "ib_write_bw": ("b.mgmt", [])}),
+    ("10.0.0.", 24, ["rping"], {"rping": ("10.0.0.2", []), "ib_write_bw": ("10.0.0.2", ["a"])}),
+])  # fmt: skip
+def test_ipv6_shakes_hands_over_management_and_a_missing_tool_is_named(net, size, tools, tests):
+    plan = pairs.plan([end("a", rail(0, f"{net}1/{size}"), tools=tools), end("b", rail(0, f"{net}2/{size}"))])
+    assert {test["tool"]: (test["address"], test["missing"]) for test in plan["tests"]} == tests
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [({"speed_gts": 32.0, "width": 16}, 400), ({"speed_gts": 16.0, "width": 16}, 226.9), ({}, 400)],
+)
+def test_a_port_carries_what_its_link_and_its_slot_both_do(link, expected):
+    one = rail(0, "10.0.0.1/24", kind="pci")
+    one["hca"]["pci"]["link"] = link
+    assert pairs.ends(end("a", one))[0]["gbps"] == expected
+    assert pairs.ends(end("a", rail(0, "10.0.0.1/24")))[0]["gbps"] is None, "software HCAs carry no promise"
+
+
+# --- the GPU layer, and the networks of a node ------------------------------------------------------------------------
+
+PLACE = {"host": "gpu-01", "netdevs": {}}
+
+
+def gpu_facts(gpus=2, vendor="10de", **nvidia):
+    evidence = {"nvidia": nvidia} if nvidia else None
+    return {"gpus": [{"address": "0000:41:00.0", "vendor": vendor}] * gpus, "gpudirect": {"evidence": evidence}}
+
+
+def offered(gpus=0, classes=("nvidia",)):
+    node = {"name": "gpu-01", "addresses": [], "allocatable": {"nvidia.com/gpu": gpus}}
+    return {"nodes": [node], "runtime_classes": None if classes is None else list(classes)}
+
+
+WORKS, LACKS = "passed", "not_verified"
+
+
+@pytest.mark.parametrize(("facts", "cluster", "verdicts"), [
+    (gpu_facts(loaded=True, version="570"), offered(2), [WORKS] * 3),
+    (gpu_facts(loaded=False, on_disk=False), offered(classes=()), [LACKS] * 3),
+    (gpu_facts(loaded=True), offered(1), [WORKS, LACKS, WORKS]),
+    (gpu_facts(loaded=True), offered(2, None), [WORKS] * 2),
+    (gpu_facts(on_disk=True), None, [LACKS]),
+    (gpu_facts(gpus=0, loaded=False), offered(), []),
+    (gpu_facts(vendor="1002"), offered(), []),
+])  # fmt: skip
+def test_what_the_gpu_layer_lacks_is_not_verified_and_a_node_without_gpus_is_not_asked(facts, cluster, verdicts):
+    made = gpu_checks("gpu-01", facts, cluster, PLACE if cluster else None)
+    assert [item["status"] for item in made] == verdicts
+    assert [item["id"] for item in made] == ["gpu:driver", "gpu:resource", "gpu:runtime-class"][: len(made)]
+    assert all(item["next_step"] for item in made if item["status"] == LACKS)
+
+
+RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+
+
+def definition(name, config, resource=None):
+    meta = {"name": name, "namespace": "default", **({"annotations": {RESOURCE: resource}} if resource else {})}
+    return {"kind": "NetworkAttachmentDefinition", "metadata": meta, "spec": {"config": config} if config else {}}
+
+
+CLUSTER = {
+    "nodes": [
+        {"name": "node1", "addresses": [], "capacity": {"rdma/rail0": 63}},
+        {"name": "node2", "addresses": ["10.0.0.2"], "capacity": {}},
+    ],
+    "nads": [
+        definition("any", '{"type": "macvlan"}'),
+        definition("rail0", '{"type": "host-device"}', "rdma/rail0"),
+        definition("file", None),
+    ],
+}
+OF_FILE = json.dumps({"name": "file", "type": "ipvlan"})
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses", "names"),
+    [("node1", [], ["any", "rail0", "file"]), ("gpu2", ["10.0.0.2/24"], ["any", "file"]), ("stranger", [], [])],
+)
+def test_a_node_gets_the_networks_whose_resource_it_has_or_those_of_its_files(host, addresses, names):
+    read = {"netdevs": {"eth0": {"addresses": addresses}}, "files": {"gpufabric-rdma-file.conf": OF_FILE}}
+    node = {"host": host, "read": {"networks": read}}
+    made = pods.networks([node], CLUSTER)[host]
+    assert [one["name"] for one in made] == [f"NetworkAttachmentDefinition default/{name}" for name in names]
+    assert all(json.loads(one["config"])["type"] for one in made)
+    own = {"name": "network file gpufabric-rdma-file.conf", "config": OF_FILE}
+    assert pods.networks([node], None) == {host: [own]}, "without the cluster"
+
+
+# --- the judge of all, of a run in which something failed -------------------------------------------------------------
+
+NO_ROOM = {"failed": True, "msg": "no room"}
+GONE = {"unreachable": True, "msg": "no route to host"}
+LINTED = {"findings": [], "not_verified": [], "configurations": ["10-flannel.conflist"]}
+
+
+@pytest.fixture
+def known(captured):
+    """Of each of two nodes what a sound run knows, with networks."""
+    world = World(captured["gh200-cx7-roce"], captured["variables"])
+    networks = {"routes": [], "files": {}, "tools": {"image": "pause", "mounts": {}}}
+    nodes = world.seen().nodes
+    for node in nodes:
+        node["read"]["networks"] = {**networks, "netdevs": world.netdevs[node["host"]]}
+    return [{"node": node, "started": {}, "collected": {"results": []}, "cni": LINTED} for node in nodes]
+
+
+def gathered(known, **shared):
+    hosts = [of_host["node"]["host"] for of_host in known]
+    return judge.gather([*hosts, "away"], [*known, {}], {"node": known[0]["node"], **shared})
+
+
+@pytest.mark.parametrize(("registered", "failure"), [
+    ({}, ""),
+    ({"started": NO_ROOM}, "no room"),
+    ({"collected": NO_ROOM}, "no room"),
+    ({"collected": {"results": [], "error": "no end within 9 s"}}, "no end within 9 s"),
+    ({"collected": GONE}, "no route to host"),
+])  # fmt: skip
+def test_why_a_node_ran_no_tests(known, registered, failure):
+    known[0].update(registered)
+    assert gathered(known).failures == [failure, ""]
+
+
+@pytest.mark.parametrize(
+    ("shared", "unplanned"), [({}, ""), ({"paired": NO_ROOM}, "no room"), ({"paired": {"skipped": True}}, "")]
+)
+def test_a_plan_that_failed_is_a_failed_check(known, shared, unplanned):
+    seen = gathered(known, **shared)
+    checks = judge.judge(seen, check_mode=False)["checks"]
+    assert (seen.unplanned, seen.cluster) == (unplanned, None)
+    assert ("fabric:plan" in {item["id"] for item in checks["node1"]}) == bool(unplanned)
+    assert checks["away"][0]["status"] == "failed"
+
+
+@pytest.mark.parametrize(("cni", "shared", "placed", "failure"), [
+    (LINTED, {}, ["node1", "node2"], ""),
+    (NO_ROOM, {}, ["node2"], ""),
+    (GONE, {}, ["node1", "node2"], ""),
+    (LINTED, {"pods": NO_ROOM}, ["node1", "node2"], "no room"),
+    (LINTED, {"pods": {"plan": {}}, "ran": NO_ROOM}, ["node1", "node2"], "no room"),
+    (LINTED, {"offered": NO_ROOM}, ["node1", "node2"], "no room"),
+])  # fmt: skip
+def test_what_stopped_the_pods_and_which_nodes_were_read(known, cni, shared, placed, failure):
+    known[0]["cni"] = cni
+    cluster = gathered(known, **{"offered": {"cluster": None, "api_error": "down"}, **shared}).cluster
+    assert ([host["host"] for host in cluster.hosts], cluster.failure) == (placed, failure)

@@ -1,0 +1,439 @@
+"""Inventory examples pass preflight and render what the guides have; docs/examples fit together and what we write."""
+
+from __future__ import annotations
+
+import functools
+import graphlib
+import json
+import pathlib
+import re
+
+import pytest
+import yaml
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+from ansible.vars.manager import VariableManager
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config, dra, objects
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.rails import network_rails
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks as preflight_networks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, running, tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "inventory/examples"
+NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/hosts.yml"))
+ROLES = documented_roles()
+OPTIONS = {name: option for role in ROLES.values() for name, option in role.items()}
+
+
+def hosts(name):
+    """(host, its variables) of an example, templated as a play would."""
+    loader = DataLoader()
+    inventory = InventoryManager(loader=loader, sources=[str(EXAMPLES / name)])
+    manager = VariableManager(loader=loader, inventory=inventory)
+    for host in inventory.get_hosts("gpu_nodes"):
+        found = manager.get_vars(host=host)
+        templar = Templar(loader, variables=found)
+        yield host.name, {key: templar.template(value) for key, value in found.items() if key in OPTIONS}, list(found)
+
+
+def test_there_is_an_example_for_each_seed_and_site():
+    expected = {"gh200-single", "rails-8x-h100", "ipoib-nv-ipam", "sriov", "aks-four-modes", "ha", "air-gap"}
+    assert expected <= set(NAMES)
+    listed = (EXAMPLES / "README.md").read_text()
+    assert [name for name in NAMES if f"]({name})" not in listed] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_uses_only_variables_that_exist_with_values_that_hold(name):
+    examined = list(hosts(name))
+    assert examined
+    for host, values, every in examined:
+        effective, findings = preflight_host.validate(OPTIONS, values)
+        findings += preflight_host.values(effective, OPTIONS)
+        findings += preflight_host.unknown(every, OPTIONS, ROLES)
+        assert findings == [], host
+
+
+@pytest.mark.parametrize(("name", "fixture"), [("gh200-single", "gh200-cx7-roce"), ("rails-8x-h100", "h100-8x-cx7-ib")])
+def test_an_example_fits_the_node_it_is_made_for(name, fixture, tmp_path):
+    tree.lay_out(tree.load(fixture), tmp_path)
+    _host, values, _every = next(hosts(name))
+    effective, findings = preflight_host.validate(OPTIONS, values)
+    node = Tree(str(tmp_path))
+    facts = gather(node, Seams.of(node), rails=effective["discovery_rails"])
+    findings += preflight_host.combinations(facts, effective)[0] + preflight_host.plan(facts, effective)["findings"]
+    assert findings == []
+    assert len(facts["rails"]) == {"gh200-single": 1, "rails-8x-h100": 8}[name]
+
+
+# --- beside the guides ------------------------------------------------------------------------------------------------
+
+GUIDES = ROOT / "tests/fixtures/guides"
+CONFIGS = json.loads((ROOT / "tests/device_plugin/configs.json").read_text())
+MISSING = "(not there)"
+EIGHT = [f"rdma/hca_shared_devices_{number}" for number in range(8)]
+
+IPOIB = {"ibp24s0": "ibs1f0", "ibp58s0": "ibs1f1"}
+# example: host of it, node whose facts stand for it, rails that the example names, interfaces under the guide's names
+NODES = {
+    "rails-8x-h100": ("h100-01", "h100-8x-cx7-ib", [], {}),
+    "ipoib-nv-ipam": ("ib-01", "h100-8x-cx7-ib", [{"netdev": name} for name in IPOIB], IPOIB),
+    "sriov": ("sriov-01", "vfs", [{"pci": "0000:3b:00.0"}], {}),
+    "aks-four-modes": ("pool-b-0", "a100-8x-cx6", [], {}),
+    "gh200-single": ("gh200", "gh200-cx7-roce", [{"pci": "0000:01:00.0"}], {}),
+}
+
+
+class Rendered:
+    """ConfigMap, NetworkAttachmentDefinitions, pools and pods of one host of an example."""
+
+    def __init__(self, example, folder):
+        name, fixture, rails, rename = NODES[example]
+        host = next(found for found in hosts(example) if found[0] == name)
+        variables, findings = preflight_host.validate(OPTIONS, host[1])
+        assert findings == []
+        tree.lay_out(tree.load(fixture), folder)
+        read = Tree(str(folder))
+        text = json.dumps(gather(read, Seams.of(read), rails=rails))
+        for old, new in rename.items():
+            text = text.replace(f'"{old}"', f'"{new}"')
+        facts = json.loads(text)
+        netdevs = {netdev["name"]: netdev for hca in facts["hcas"] for netdev in hca["netdevs"]}
+        self.node = {"host": name, "number": 0, "rails": network_rails(facts), "netdevs": netdevs}
+        self.variables = variables
+        self.config_map = self._config_map(variables["device_plugin_resources"])
+        plan = preflight_networks.plan(variables, [self.node], resources=variables["device_plugin_resources"])
+        assert plan["findings"] == []
+        self.objects = plan["objects"]
+        self.networks = nad_lint.from_objects(plan["objects"])
+
+    def _config_map(self, resources):
+        entries = config.entries(resources, self.node["rails"])
+        text = config.document(entries, self.variables["device_plugin_interval_seconds"])
+        daemonset = yaml.safe_load((ROOT / "device_plugin/deploy/daemonset.yaml").read_text())
+        settings = {"image": "x", "node_selector": {}, "use_cdi": False, "metrics_address": "", "api": "device-plugin"}
+        settings["kubelet_root"] = "/var/lib/kubelet"
+        return objects.objects(daemonset, text, False, settings)[0]
+
+    def one(self, kind):
+        (found,) = [item for item in self.objects if item["kind"] == kind]
+        return found
+
+    def pod(self, *resources, networks=None, kind="seed"):
+        """The pod of ours that a guide's pod corresponds to: verification's, root with IPC_LOCK."""
+        node = {"name": "node1", "addresses": [], "capacity": dict.fromkeys(resources, 1)}
+        host = {**self.node, "host": "node1"}
+        networks = self.networks if networks is None else networks
+        served = pods.rails_of(host, node, networks)
+        return pods.manifest(pods._pod(kind, host, node, served), "rdma-verification", {"image": "image", "mounts": {}})
+
+    def limits(self, *resources, **more):
+        return self.pod(*resources, **more)["spec"]["containers"][0]["resources"]["limits"]
+
+
+def fields(value, path=""):
+    """{path: value}; texts that hold JSON are taken apart, and amounts are texts."""
+    if isinstance(value, str) and value.strip()[:1] in ("{", "["):
+        value = json.loads(value)
+    items = {}
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            items.update(fields(inner, f"{path}/{key}"))
+    elif isinstance(value, list) and value:
+        for number, inner in enumerate(value):
+            items.update(fields(inner, f"{path}/{number}"))
+    else:
+        items[path] = value if isinstance(value, bool) or value is None else str(value)
+    return items
+
+
+# --- where they differ, and may ---------------------------------------------------------------------------------------
+
+NETWORKS = "/metadata/annotations/k8s.v1.cni.cncf.io/networks"  # names the interface too: checks know which one it is
+LIMITS, REQUESTS = "/spec/containers/0/resources/limits", "/spec/containers/0/resources/requests"
+SECURITY = "/spec/containers/0/securityContext"  # IPC_LOCK, or under the service's limit; never privileged
+INTERVAL = "/data/config.json/periodicUpdateInterval"
+# Of every pod of verification: on one named node, in a namespace of its own, it sleeps and ends by itself.
+POD = {f"/metadata/{name}" for name in ("name", "namespace", "labels")}
+POD |= {f"/spec/{name}" for name in ("activeDeadlineSeconds", "automountServiceAccountToken", "enableServiceLinks")}
+POD |= {f"/spec/{name}" for name in ("nodeSelector", "restartPolicy", "securityContext", "tolerations")}
+POD |= {"/spec/terminationGracePeriodSeconds", f"{REQUESTS}/cpu", f"{REQUESTS}/memory"}
+POD |= {f"/spec/containers/0/{name}" for name in ("name", "image", "imagePullPolicy", "command")}
+UNNAMED = POD - {"/spec/containers/0/name"}
+
+# A new selector, and what the Go plugin does not know.
+OF_RAILS = {f"/data/config.json/configList/{n}/{key}" for n in range(8) for key in ("selectors", "linkUp", "topology")}
+OWN_NAD = {f"/spec/{name}" for name in ("networkNamespace", "master", "ipam", "config")}
+OF_000 = {f"{LIMITS}/nvidia.com/gpu", *(f"{LIMITS}/rdma/hca_shared_devices_{name}" for name in "a0")}
+# nv-ipam in place of whereabouts, which Network Operator 25.4 deprecated
+OF_002 = {f"/spec/config/ipam/{name}" for name in ("type", "range", "exclude", "poolName", "poolType")}
+# A block for the node: host-local keeps its leases there.
+OF_004 = {"/metadata/namespace", "/spec/config/name", "/spec/config/ipam/subnet", "/spec/config/ipam/ranges"}
+NAD = "NetworkAttachmentDefinition"
+SHARED, VFS, RAIL0 = "rdma/shared_ib", "openshift.io/mellanoxnics", "rdma/hca_shared_devices_0"
+MAP_000, POLICY_001 = "000-shared-device-plugin", "001-nicclusterpolicy"
+
+
+def listed_000():
+    return json.loads(guide(MAP_000)[0]["data"]["config.json"])["configList"]
+
+
+def with_ipoib(ours):
+    return ours.pod(SHARED, networks=[{**ours.networks[0], "resource": SHARED}])
+
+
+def of_vf(ours):
+    annotations = ours.pod(VFS)["metadata"]["annotations"]
+    return {"metadata": {"annotations": annotations}, "resources": {"limits": ours.limits(VFS)}}
+
+
+# guide: (example, theirs, ours, the paths that differ, with all below each)
+CASES = {
+    "000 ConfigMap of eight rails": (
+        "rails-8x-h100",
+        lambda: {"data": {"config.json": CONFIGS["eight-rails"]}},
+        lambda ours: {"data": ours.config_map["data"]},
+        {INTERVAL} | OF_RAILS,
+    ),
+    "000 ConfigMap of two devices": (
+        "rails-8x-h100",
+        lambda: guide(MAP_000)[0],
+        lambda ours: ours._config_map(listed_000()),
+        {"/metadata/labels"},
+    ),
+    "000 pod of eight rails": (
+        "rails-8x-h100",
+        lambda: {"resources": guide("000-pod-resources")[0]["resources"]},
+        lambda ours: {"resources": {"limits": ours.limits(*EIGHT, networks=[], kind="rails")}},
+        {"/resources/limits/nvidia.com/gpu"},
+    ),
+    "000 pod": (
+        "rails-8x-h100",
+        lambda: guide("000-pod")[0],
+        lambda ours: ours.pod(RAIL0, networks=[]),
+        POD | OF_000 | {"/spec/hostNetwork", "/spec/containers/0/env", SECURITY},
+    ),
+    "001 configuration of the plugin": (
+        "ipoib-nv-ipam",
+        lambda: {"config": guide(POLICY_001)[0]["spec"]["rdmaSharedDevicePlugin"]["config"]},
+        lambda ours: {"config": ours.config_map["data"]["config.json"]},
+        {"/config/periodicUpdateInterval"},
+    ),
+    "001 IPPool": (
+        "ipoib-nv-ipam",
+        lambda: guide(POLICY_001)[1],
+        lambda ours: ours.one("IPPool"),
+        {"/metadata/namespace"},
+    ),
+    "001 IPoIBNetwork": (  # of which the operator makes what ours is at once
+        "ipoib-nv-ipam",
+        lambda: guide(POLICY_001)[2],
+        lambda ours: ours.one(NAD),
+        {"/apiVersion", "/kind", "/metadata/namespace"} | OWN_NAD,
+    ),
+    "001 pod": (
+        "ipoib-nv-ipam",
+        lambda: guide(POLICY_001)[3],
+        lambda ours: ours.pod(SHARED),
+        UNNAMED - {"/spec/restartPolicy"} | {NETWORKS, f"{REQUESTS}/{SHARED}"},
+    ),
+    "002 NAD": ("sriov", lambda: guide("002-sriov")[0], lambda ours: ours.one(NAD), OF_002 | {"/spec/config/vlan"}),
+    "002 pod": (
+        "sriov",
+        lambda: {**guide("002-sriov")[1], **guide("002-sriov")[2]},
+        of_vf,
+        {NETWORKS, "/resources/limits/nvidia.com/gpu", "/resources/requests"},
+    ),
+    "003 pod of whole HCAs": (
+        "aks-four-modes",
+        lambda: guide("003-pods")[0],
+        lambda ours: ours.pod("rdma/ib", networks=[]),
+        POD | {f"{LIMITS}/rdma/ib", f"{REQUESTS}/rdma/ib"},
+    ),
+    "003 pod of shared HCAs": (
+        "aks-four-modes",
+        lambda: guide("003-pods")[1],
+        lambda ours: ours.pod(SHARED, networks=[]),
+        POD | {f"{REQUESTS}/{SHARED}"},
+    ),
+    "003 pod with IPoIB": (
+        "aks-four-modes",
+        lambda: guide("003-pods")[2],
+        with_ipoib,
+        POD | {NETWORKS, LIMITS, SECURITY},
+    ),
+    "003 pod with the driver only": (
+        "aks-four-modes",
+        lambda: guide("003-pods")[3],
+        lambda ours: ours.pod(SHARED, networks=[]),
+        POD | {LIMITS, SECURITY},
+    ),
+    "004 ConfigMap": (
+        "gh200-single",
+        lambda: guide("004-gh200")[0],
+        lambda ours: ours.config_map,
+        {"/metadata/labels", INTERVAL},
+    ),
+    "004 NAD": ("gh200-single", lambda: guide("004-gh200")[1], lambda ours: ours.one(NAD), OF_004),
+    "004 pod": (
+        "gh200-single",
+        lambda: guide("004-gh200")[2],
+        lambda ours: ours.pod("rdma/rdma_shared_device"),
+        UNNAMED | {NETWORKS},
+    ),
+}
+
+
+def guide(name):
+    return list(yaml.safe_load_all((GUIDES / f"{name}.yaml.txt").read_text()))
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory):
+    return functools.cache(lambda example: Rendered(example, tmp_path_factory.mktemp("node")))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ours_differs_from_a_guide_where_it_may(rendered, name):
+    example, theirs, ours, paths = CASES[name]
+    left, right = fields(theirs()), fields(ours(rendered(example)))
+    different = {path for path in {*left, *right} if left.get(path, MISSING) != right.get(path, MISSING)}
+    covered = {path: {key for key in paths if path == key or path.startswith(f"{key}/")} for path in different}
+    assert [(path, left.get(path), right.get(path)) for path, keys in covered.items() if not keys] == []
+    assert paths == set().union(*covered.values()), "paths that do not differ any more"
+
+
+# --- claims of DRA ----------------------------------------------------------------------------------------------------
+
+CLAIMS = {path.stem: path for path in (ROOT / "docs/examples/dra").glob("*.yaml")}
+CLASSES = re.compile(rf"(gpu\.nvidia\.com|rail(-\d)?\.{re.escape(dra.DRIVER)})")
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_requests_constraints_and_pod_of_a_claim_fit_together(name):
+    template, *pods = yaml.safe_load_all(CLAIMS[name].read_text())
+    assert (template["apiVersion"], template["kind"]) == ("resource.k8s.io/v1", "ResourceClaimTemplate")
+    assert template["metadata"]["name"] == name
+    devices = template["spec"]["spec"]["devices"]
+    classes = {request["name"]: request["exactly"]["deviceClassName"] for request in devices["requests"]}
+    assert len(classes) == len(devices["requests"]) <= 32, "an API server takes 32 requests"
+    assert all(CLASSES.fullmatch(one) for one in classes.values())
+    constraints = devices.get("constraints", [])
+    assert all(set(constraint["requests"]) <= set(classes) for constraint in constraints)
+    # Two units of one HCA are never two rails: a class each, or told apart.
+    rails = [one for one in classes.values() if one.startswith("rail")]
+    apart = [set(constraint["requests"]) for constraint in constraints if "distinctAttribute" in constraint]
+    assert len(rails) == len(set(rails)) or {key for key, one in classes.items() if one == dra.CLASS} in apart
+    if any(one.startswith("gpu") for one in classes.values()):  # each GPU with its rail, at one PCIe root
+        assert {constraint["matchAttribute"] for constraint in constraints} == {dra.PCIE_ROOT}
+        pairs = [constraint["requests"] for constraint in constraints]
+        assert sorted(one for pair in pairs for one in pair) == sorted(classes)
+        assert all(len(pair) == 2 and any(one.startswith("gpu") for one in pair) for pair in pairs)
+    for pod in pods:
+        (claim,) = pod["spec"]["resourceClaims"]
+        assert claim["resourceClaimTemplateName"] == name
+        assert pod["spec"]["containers"][0]["resources"]["claims"] == [{"name": claim["name"]}]
+        # Class rail-3.rdma.gpufabric.io goes with network rail3, as the roles name them.
+        networks = pod["metadata"].get("annotations", {}).get("k8s.v1.cni.cncf.io/networks", "")
+        numbered = [one for one in classes.values() if one.startswith("rail-")]
+        assert [dra.class_of(int(one[4:])) for one in networks.split(",") if one] == numbered
+
+
+# --- Flux and Argo CD ------------------------------------------------------------------------------------------------
+
+ARGO, FLUX = (
+    list(yaml.safe_load_all((ROOT / f"docs/examples/{name}.yaml").read_text()))
+    for name in ("argocd/application", "flux/gpufabric")
+)
+REPOSITORY = "rack1/gpufabric"
+
+
+def flux():
+    return {item["metadata"]["name"]: item for item in FLUX if item["apiVersion"] == "kustomize.toolkit.fluxcd.io/v1"}
+
+
+def rendered_roles():
+    """The directories that the playbook writes, from the role that hands the objects over."""
+    tasks = yaml.safe_load((ROOT / "roles/cluster_objects/tasks/main.yml").read_text())
+    tasks = [task for task in tasks if "rendered" in task.get("gpufabric.rdma.cluster_objects", ())]
+    ((write, rendered),) = [(task, task["gpufabric.rdma.cluster_objects"]["rendered"]) for task in tasks]
+    roles = list(write["vars"]["__cluster_objects_always"])
+    return [*roles, "device_plugin"] if "'device_plugin':" in rendered else roles
+
+
+def test_flux_has_one_kustomization_a_directory_each_after_what_it_needs():
+    repository, found = FLUX[0], flux()
+    assert {item["spec"]["path"] for item in found.values()} == {f"./{REPOSITORY}/{role}" for role in rendered_roles()}
+    for item in found.values():
+        assert item["spec"]["sourceRef"] == {"kind": "GitRepository", "name": repository["metadata"]["name"]}
+        assert (item["spec"]["prune"], item["spec"]["wait"]) == (True, True)
+    needs = {name: [other["name"] for other in item["spec"].get("dependsOn", [])] for name, item in found.items()}
+    assert needs["gpufabric-networks"] == ["gpufabric-multus"]
+    assert needs["gpufabric-multus"] == needs["gpufabric-device-plugin"] == ["gpufabric-flannel"]
+    list(graphlib.TopologicalSorter(needs).static_order())
+    assert {need for several in needs.values() for need in several} <= set(needs)
+
+
+def test_namespaces_and_definitions_are_never_pruned():
+    patches = [patch for item in flux().values() for patch in item["spec"].get("patches", [])]
+    patches += ARGO[0]["spec"]["source"]["kustomize"]["patches"]
+    assert len(patches) >= 6
+    for patch in patches:
+        text = yaml.safe_load(patch["patch"])
+        assert text["kind"] == patch["target"]["kind"]
+        assert list(text["metadata"]["annotations"].values()) in (["disabled"], ["Prune=false"])
+    for role in ("flannel", "node_ready", "multus", "networks"):
+        text = "".join(path.read_text() for path in (ROOT / f"roles/{role}/templates").glob("*.j2"))
+        kinds = {kind for kind in ("Namespace", "CustomResourceDefinition") if f"\nkind: {kind}\n" in text}
+        item = flux()[f"gpufabric-{role.replace('_', '-')}"]
+        assert {patch["target"]["kind"] for patch in item["spec"].get("patches", [])} == kinds, role
+
+
+def test_argo_applies_on_the_server_side_and_ignores_no_field():
+    (item,) = ARGO
+    assert item["apiVersion"] == "argoproj.io/v1alpha1"
+    assert item["spec"]["source"]["path"] == REPOSITORY
+    assert "ServerSideApply=true" in item["spec"]["syncPolicy"]["syncOptions"]
+    assert item["metadata"]["annotations"]["argocd.argoproj.io/compare-options"] == "ServerSideDiff=true"
+    assert "ignoreDifferences" not in item["spec"]
+
+
+# --- pipelines with drift ---------------------------------------------------------------------------------------------
+
+DRIFT = ROOT / "docs/examples/drift"
+
+
+def github():
+    steps = yaml.safe_load((DRIFT / "github-actions.yml").read_text())["jobs"]["drift"]["steps"]
+    (step,) = [step for step in steps if step.get("name") == "Compare"]
+    return step["run"]
+
+
+def gitlab():
+    return "\n".join(yaml.safe_load((DRIFT / "gitlab-ci.yml").read_text())["drift"]["script"])
+
+
+@pytest.mark.parametrize(("command", "code"), [(github, 2), (gitlab, 4)], ids=["github-actions", "gitlab-ci"])
+def test_the_command_of_an_example_gives_the_exit_code_of_the_worst_host(command, code, tmp_path):
+    place = tmp_path / "collections/ansible_collections/gpufabric"  # where the examples expect it
+    place.mkdir(parents=True)
+    (place / "rdma").symlink_to(ROOT)
+    host = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9}
+    if code == 2:
+        tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / "node")
+        host = {"ansible_connection": "local", "discovery_root": str(tmp_path / "node"), "limits_services": ["k3s"]}
+    inventory = {"gpu_nodes": {"hosts": {"localhost": {**running.local(cluster=False), **host}}}}
+    (tmp_path / "inventory").write_text(yaml.safe_dump(inventory))
+    ours = {"ANSIBLE_SSH_TIMEOUT": "3", "PATH": ansible_playbook.search_path(), "PWD": str(tmp_path)}
+    # As the platform's shell would run it.
+    seen, output = running.play(tmp_path, "-e", "-c", command(), program=["bash"], **ours)
+    assert seen == code, output
+    assert json.loads((tmp_path / "drift/verdict.json").read_text())["exit_code"] == code

@@ -1,0 +1,421 @@
+"""What must be read from each node of tests/fixtures, and its rails under one fault at a time.
+
+A path walks the facts: names, addresses and numbers choose from lists, `[*]` takes all entries of a list. Words after
+it are the columns below that path: a tuple, or one for each entry. A fault is a rename in the laid-out tree, as the
+kernel shows it: what belongs to the function is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+UNKNOWN_MTU = "unknown: needs verbs"
+EIGHT = [f"mlx5_{number}" for number in range(8)]
+H100_GPUS = [f"0000:{bus}:00.0" for bus in ("1b", "3d", "4e", "5f", "8a", "ad", "bd", "cd")]
+A100_GPUS = [f"0000:{bus}:00.0" for bus in ("07", "0f", "47", "4e", "87", "90", "b7", "bd")]
+BLOCKED = {"path": "/etc/modprobe.d/blacklist-ofed-modules.conf", "line": 2, "text": "blacklist mlx5_ib"}
+GRACE = ("0008", "0009", "0018", "0019")
+
+FACTS = {
+    # All that the commands of the published walk-through print about this machine; see the fixture's provenance.
+    "gh200-cx7-roce": {
+        "node kernel architecture os/version_id": ("6.8.0-1050-nvidia-64k", "aarch64", "22.04"),
+        "hcas/[*] name firmware hca_type node_type": [
+            ("mlx5_0", "28.40.1000", "MT4129", "CA"),
+            ("mlx5_1", "28.40.1000", "MT4129", "CA"),
+        ],
+        "hcas/[*]/pci address device model driver numa_node local_cpus": [
+            ("0000:01:00.0", "1021", "ConnectX-7", "mlx5_core", 0, "0-71"),
+            ("0000:01:00.1", "1021", "ConnectX-7", "mlx5_core", 0, "0-71"),
+        ],
+        "hcas/[*]/char_devices uverbs umad": [("uverbs0", ["umad0"]), ("uverbs1", ["umad1"])],
+        "hcas/mlx5_0/netdevs/[*] name mac mtu operstate phys_port_name default_route": [
+            ("enp1s0f0np0", "a0:88:c2:a7:5c:d4", 1500, "up", "p0", True)
+        ],
+        "hcas/mlx5_0/netdevs/enp1s0f0np0/addresses": ["198.51.100.253/23", "fe80::a288:c2ff:fea7:5cd4/64"],
+        "hcas/mlx5_1/netdevs/[*] mac operstate default_route": [("a0:88:c2:a7:5c:d5", "down", False)],
+        "hcas/mlx5_0/ports/[*] number state phys_state link_layer netdev active_mtu max_mtu": [
+            (1, "ACTIVE", "LinkUp", "Ethernet", "enp1s0f0np0", 1024, UNKNOWN_MTU)
+        ],
+        "hcas/mlx5_0/ports/1/gids/[*]/type": ["IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2"],
+        "hcas/mlx5_1/ports/[*] number state phys_state netdev gids": [(1, "DOWN", "Disabled", "enp1s0f1np1", [])],
+        "hcas/[*]/nearest_gpus": [[{"address": "0009:01:00.0", "distance": "NODE"}]] * 2,
+        "hcas/mlx5_0/nic_distances": {"mlx5_1": "PIX"},
+        "gpus/[*] address device model": [("0009:01:00.0", "2342", "NVIDIA GH200 480GB")],
+        "modules mlx5_core/loaded nvidia_peermem/loaded nv_peer_mem/loaded": (True, True, False),
+        "driver installed/flavor on_disk/flavor loaded/flavor agree": ("inbox", "inbox", "inbox", True),
+        "gpudirect/mode": "peermem",
+        "subsystem netns_mode persisted_netns_mode": ("shared", None),
+        "cards_without_rdma": [],
+        # Port 1 carries the default route, port 2 is the card's unused one: whoever wants either names it.
+        "rails": [],
+        "not_rails/[*]/hca": ["mlx5_0", "mlx5_1"],
+        "reboot_reasons": [],
+    },
+    "h100-8x-cx7-ib": {
+        "hcas/[*] name pci/numa_node": [(name, number // 4) for number, name in enumerate(EIGHT)],
+        "hcas/[*]/ports/1 rate_gbps rate_text link_layer lid sm_lid active_mtu": [
+            (400.0, "400 Gb/sec (4X NDR)", "InfiniBand", 0x40 + number, 1, UNKNOWN_MTU) for number in range(8)
+        ],
+        "hcas/[*]/char_devices/issm": [[f"issm{number}"] for number in range(8)],
+        "hcas/[*]/nearest_gpus": [[{"address": address, "distance": "PIX"}] for address in H100_GPUS],
+        "hcas/mlx5_0/nic_distances mlx5_1 mlx5_7": ("NODE", "SYS"),
+        "hcas/mlx5_0/netdevs/[*] type name": [("infiniband", "ibp24s0")],
+        "gpus/[*]/index": list(range(8)),
+        "rails/[*] hca distance gpu": [(name, "PIX", gpu) for name, gpu in zip(EIGHT, H100_GPUS)],
+        "driver installed/flavor loaded/flavor loaded/version agree": ("doca", "doca", "24.10-2.1.8", True),
+        "gpudirect/mode": "peermem",
+        "limits/services/containerd active main_pid memlock_running": (True, 2210, "infinity"),
+    },
+    "a100-8x-cx6": {
+        "hcas/[*]/pci address numa_node model": [
+            (f"0000:{bus}:00.0", node, "ConnectX-6")
+            for bus, node in zip(("0c", "12", "4b", "54", "8d", "94", "ba", "cc"), (1, 1, 0, 0, 3, 3, 2, 2))
+        ],
+        "gpus/[*]/numa_node": [1, 1, 0, 0, 3, 3, 2, 2],
+        # Two GPUs and two HCAs share a switch: both GPUs are near, yet each rail has a GPU of its own.
+        "hcas/mlx5_0/nearest_gpus/[*] address distance": [("0000:07:00.0", "PIX"), ("0000:0f:00.0", "PIX")],
+        "hcas/mlx5_0/nic_distances mlx5_1 mlx5_2": ("PIX", "SYS"),
+        "rails/[*]/gpu": A100_GPUS,
+        "driver/loaded/flavor": "inbox",
+    },
+    "two-cards-cx6dx": {
+        "hcas/[*] name pci/model pci/numa_node": [("mlx5_0", "ConnectX-6 Dx", 0), ("mlx5_1", "ConnectX-6 Dx", 1)],
+        "hcas/mlx5_0/pci/link": {"speed_gts": 16.0, "width": 8, "max_speed_gts": 16.0, "max_width": 16},
+        "hcas/mlx5_0/nic_distances": {"mlx5_1": "SYS"},
+        "hcas/[*] ports/1/active_mtu nearest_gpus": [(4096, []), (4096, [])],
+        "rails/[*] netdev gpu": [("ens1np0", None), ("ens2np0", None)],
+    },
+    "bond": {
+        "hcas/[*]/name": ["mlx5_bond_0"],
+        "hcas/mlx5_bond_0/netdevs/[*] name master": [
+            ("bond0", None),
+            ("enp59s0f0np0", "bond0"),
+            ("enp59s0f1np1", "bond0"),
+        ],
+        "hcas/mlx5_bond_0/ports/1/netdev": "bond0",
+        "hcas/mlx5_bond_0/ports/1/gids/[*]/netdev": ["bond0"] * 4,
+        # The second function has no HCA because the bond has made one of both; nothing is missing.
+        "cards_without_rdma": [],
+        "rails/[*]/netdev": ["bond0"],
+    },
+    "vfs": {
+        "hcas/[*] name function pci/sriov": [
+            ("mlx5_0", "pf", {"total": 8, "enabled": 2}),
+            ("mlx5_1", "vf", {"total": 0, "enabled": 0}),
+        ],
+        "hcas/mlx5_0/pci/virtfns": ["0000:3b:00.2", "0000:3b:00.3"],
+        "hcas/mlx5_1/pci physfn device": ("0000:3b:00.0", "101e"),
+        "cards_without_rdma": [],
+        "rails/[*]/hca": ["mlx5_0"],
+        "not_rails/[*]/hca": ["mlx5_1"],
+    },
+    "sfs": {
+        "hcas/[*] name function auxiliary pci/address ports/1/netdev": [
+            ("mlx5_0", "pf", None, "0000:08:00.0", "enp8s0f0np0"),
+            ("mlx5_2", "sf", "mlx5_core.sf.4", "0000:08:00.0", "enp8s0f0s88"),
+            ("mlx5_3", "sf", "mlx5_core.sf.5", "0000:08:00.0", "enp8s0f0s89"),
+        ],
+        "rails/[*]/hca": ["mlx5_0"],
+    },
+    "names-persistent": {
+        "hcas/[*] name ports/1/link_layer pci/model": [
+            ("rocep1s0f0", "Ethernet", "ConnectX-5"),
+            ("rocep1s0f1", "Ethernet", "ConnectX-5"),
+            ("ibp24s0", "InfiniBand", "ConnectX-6"),
+        ],
+        "hcas/ibp24s0/ports/1/netdev": "ibp24s0",
+        "node/os/like": ["rhel", "centos", "fedora"],
+        "driver installed/flavor agree": ("inbox", True),
+        "initramfs/generator": "dracut",
+    },
+    "ipoib-children": {
+        "hcas/mlx5_0/netdevs/[*] name parent": [("ib0", None), ("ib0.8001", "ib0"), ("ib0.8002", "ib0")],
+        "hcas/mlx5_0/ports/1/netdev": "ib0",
+        "rails/[*]/netdev": ["ib0"],
+    },
+    "mlx4-two-ports": {
+        "hcas/[*] name pci/model char_devices/umad": [("mlx4_0", "ConnectX-3 Pro", ["umad0", "umad1"])],
+        "hcas/mlx4_0/ports/[*] number link_layer netdev rate_gbps active_mtu": [
+            (1, "InfiniBand", "ibs3", 56.0, UNKNOWN_MTU),
+            (2, "Ethernet", "ens3d1", 40.0, 1024),
+        ],
+        "cards_without_rdma": [],
+    },
+    "hfi1": {
+        "hcas/[*] name hca_type psid": [("hfi1_0", None, "Intel Omni-Path Host Fabric Interface Adapter 100 Series")],
+        "hcas/hfi1_0 pci/driver pci/numa_node ports/1/rate_gbps ports/1/netdev": ("hfi1", 1, 100.0, "ib0"),
+    },
+    "irdma": {
+        "hcas/[*] name hca_type pci/driver ports/1/state": [
+            ("rocep101s0f0", None, "ice", "ACTIVE"),
+            ("rocep101s0f1", None, "ice", "DOWN"),
+        ],
+        "hcas/rocep101s0f0/ports/1/active_mtu": 1024,
+    },
+    "efa": {
+        "hcas/[*] name netdevs char_devices/umad": [("rdmap0s6", [], [])],
+        "hcas/rdmap0s6/ports/1 link_layer netdev active_mtu": ("Unknown", None, UNKNOWN_MTU),
+    },
+    "rxe-and-siw": {
+        "hcas/[*] name kind function pci node_type firmware ports/1/netdev": [
+            ("rxe0", "software", None, None, "CA", None, "eth0"),
+            ("rxe1", "software", None, None, "CA", None, "eth1"),
+            ("siw_eth2", "software", None, None, "RNIC", None, "eth2"),
+        ],
+        "hcas/rxe1/ports/1/gids/[*]/index": [0, 1],
+        "rails": [],
+        "not_rails/[*]/hca": ["rxe0", "rxe1", "siw_eth2"],
+    },
+    "lab-rxe-debian12": {
+        "node kernel os/id container": ("6.1.0-56-amd64", "debian", None),
+        "hcas/[*] name ports/1/netdev char_devices/uverbs": [
+            (f"rxe{number}", netdev, f"uverbs{number}")
+            for number, netdev in enumerate(["eth2", "eth3", *(f"dm{number}" for number in range(2, 8))])
+        ],
+        "hcas/rxe0/ports/1/gids/[*]/type": ["RoCE v2", "RoCE v2"],
+        "not_rails/[*]/hca": [f"rxe{number}" for number in range(8)],
+        "subsystem/netns_mode": "shared",
+        "driver/loaded/flavor": "inbox",
+        "initramfs generator": ("update-initramfs",),
+        "initramfs/images/[*]/kernel": ["6.1.0-56-amd64"],
+    },
+    "card-without-mlx5-ib": {
+        "hcas": [],
+        "cards_without_rdma/[*] address model netdevs": [
+            ("0000:3b:00.0", "ConnectX-7", ["enp59s0f0np0"]),
+            ("0000:3b:00.1", "ConnectX-7", ["enp59s0f1np1"]),
+        ],
+        "modules/mlx5_ib loaded available blocked_by": (False, True, [BLOCKED]),
+        "subsystem ib_core_loaded netns_mode": (False, "unknown: ib_core is not loaded"),
+        "driver/on_disk/flavor": "inbox",
+    },
+    "card-on-vfio": {
+        "hcas/[*]/name": ["mlx5_0"],
+        "cards_without_rdma/[*] address driver": [("0000:4b:00.0", "vfio-pci")],
+    },
+    "exclusive-netns-foreign-file": {
+        "subsystem netns_mode persisted_netns_mode": ("exclusive", "exclusive"),
+        "subsystem/foreign_owners": ["/etc/modprobe.d/sriov_network_operator_modules_config.conf"],
+        "subsystem/netns_sources/[*] line wins": [(2, True)],
+        "subsystem/namespaces/[*] inode name owners/[*]/transient": [
+            (4026532500, None, [False]),
+            (4026532710, None, [True]),
+            (4026532800, "/run/netns/blue", []),
+        ],
+        "limits/services/k3s main_pid memlock_running": (1200, 8388608),
+        # A foreign file's mode that agrees with the running one is not a reason to reboot.
+        "reboot_reasons": [],
+    },
+    "doca-loaded-differs-from-disk": {
+        "driver installed/flavor on_disk/version loaded/version agree": ("doca", "25.04-0.6.0", "24.10-1.1.4", False),
+    },
+    "gids-256": {
+        "hcas/mlx5_0/ports/1 active_mtu netdev": (4096, "enp59s0np0"),
+        "hcas/mlx5_0/ports/1/gids/[*] index netdev": [
+            (index, "enp59s0np0" if index < 7 else "enp59s0np0.100") for index in (0, 1, 2, 3, 7, 8, 9, 10)
+        ],
+    },
+    # What an operator of each would write in discovery_rails, and why every other port is none.
+    "dgx-b200": {
+        "rails/[*] hca distance": [(name, "PIX") for name in EIGHT],
+        "not_rails/[*]/code": [*["no-gpu"] * 2, *["other-kind", "unused"] * 2, *["no-gpu"] * 2],
+        "cards_without_rdma": [],
+    },
+    "gb300-nvl": {
+        "rails/[*] gpu data_direct distance": [(f"{at}:06:00.0", f"{at}:03:00.0", "PIX") for at in GRACE],
+        "cards_without_rdma": [],
+    },
+    "gb200-nvl": {
+        "rails/[*] hca gpu": [(f"mlx5_{number}", f"{at}:01:00.0") for number, at in enumerate(GRACE)],
+        "not_rails/[*]/code": ["other-kind"] * 2,
+    },
+    "oci-bm-gpu": {
+        "rails/[*] netdev gpu": [(f"rdma{number}", H100_GPUS[number // 2]) for number in range(16)],
+        "not_rails/[*]/code": ["management", "other-kind"],
+    },
+    "nd-h100-v5": {"rails/[*] hca gpu": [(f"mlx5_{n}", f"000{n + 1}:00:00.0") for n in range(8)]},
+    "xdr-cx8": {"rails/[*]/hca": ["mlx5_0"], "not_rails/[*]/code": ["no-verbs"] * 4},
+    "switchdev-sfs": {
+        "rails": [],
+        "not_rails/[*]/code": ["no-gid", "virtual"],
+        "hcas/mlx5_0/representors": ["en3f0pf0sf88"],
+    },
+    "socket-direct": {"rails/[*] hca card": [(name, "0c42:a103:00aa:0000") for name in ("mlx5_0", "mlx5_1")]},
+    "irdma-beside-mlx5": {"rails/[*]/hca": ["mlx5_0", "mlx5_1"], "not_rails/[*]/code": ["other-kind"] * 4},
+}
+
+
+def pick(value, path):
+    """The value at a path of the facts; KeyError names the step that is missing."""
+    if not path:
+        return value
+    step, _slash, rest = path.partition("/")
+    if isinstance(value, dict):
+        return pick(value[step], rest)
+    if step == "[*]":
+        return [pick(entry, rest) for entry in value]
+    for entry in value:
+        if any(str(entry.get(key)) == step for key in ("name", "number", "address", "hca")):
+            return pick(entry, rest)
+    raise KeyError(step)
+
+
+def read(facts, key):
+    base, *names = key.split()
+    columns = [pick(facts, f"{base}/{name}") for name in names]
+    return (list(zip(*columns)) if "[*]" in base else tuple(columns)) if names else pick(facts, base)
+
+
+@pytest.mark.parametrize("name", sorted({*FACTS, *tree.names()}))
+def test_facts(tmp_path, name):
+    root = Tree(str(tree.lay_out(tree.load(name), tmp_path)))
+    seams = Seams.of(root)
+    facts = gather(root, seams)
+    assert seams.forks == 0
+    assert {key: read(facts, key) for key in FACTS[name]} == FACTS[name]
+
+
+def test_the_tree_that_is_laid_out_holds_no_way_out_of_it():
+    """A relative link that climbs too high, or an absolute one, would read the machine that runs the tests."""
+    for name in tree.names():
+        for path, goal in tree.load(name)["links"].items():
+            steps = path.count("/") - 1
+            assert not goal.startswith("/"), (name, path)
+            assert goal.split("/").count("..") <= steps, (name, path, goal)
+
+
+# --- rails ----------------------------------------------------------------------------------------------------------
+
+PCI = "sys/bus/pci/devices"
+OF_A_DRIVER = ("driver", "infiniband", "infiniband_verbs", "infiniband_mad", "net")
+
+
+def rails_of(root) -> dict:
+    reader = Tree(str(root))
+    return gather(reader, Seams.of(reader), ["rails", "gpus", "!gids"], software_hcas=True)
+
+
+def numbers(facts: dict) -> dict:
+    return {(rail["hca"], rail["port"]): rail["index"] for rail in facts["rails"]}
+
+
+@contextlib.contextmanager
+def away(*places):
+    """Those of the places that exist, gone for a while."""
+    moved = [place for place in places if os.path.lexists(place)]
+    for place in moved:
+        os.rename(place, f"{place}.away")
+    try:
+        yield
+    finally:
+        for place in moved:
+            os.rename(f"{place}.away", place)
+
+
+@contextlib.contextmanager
+def written(place, text):
+    before = place.read_text() if place.exists() else None
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+    yield
+    place.write_text(before) if before is not None else place.unlink()
+
+
+def functions_of_rails(facts: dict) -> set:
+    return {rail["pci"] for rail in facts["rails"] if rail["pci"]}
+
+
+@pytest.fixture(scope="module", params=tree.names())
+def machine(request, tmp_path_factory):
+    root = tree.lay_out(tree.load(request.param), tmp_path_factory.mktemp(request.param))
+    return root, rails_of(root)
+
+
+def others_stay(before: dict, after: dict, gone=()) -> None:
+    """What else there was keeps its number. A port may appear that was taken for unused, under a number of its own."""
+    kept = {key: index for key, index in numbers(before).items() if key[0] not in gone}
+    now = {key: index for key, index in numbers(after).items() if key[0] not in gone}
+    assert kept.items() <= now.items()
+    assert not {now[key] for key in now.keys() - kept.keys()} & set(numbers(before).values())
+
+
+def test_a_card_that_no_driver_is_bound_to_leaves_its_number_empty(machine):
+    root, before = machine
+    for address in functions_of_rails(before):
+        gone = {rail["hca"] for rail in before["rails"] if rail["pci"] == address}
+        with away(*(root / PCI / address / name for name in OF_A_DRIVER)):
+            after = rails_of(root)
+        others_stay(before, after, gone)
+        assert not gone & {rail["hca"] for rail in after["rails"]}
+
+
+def test_a_cable_that_is_pulled_changes_no_number(machine):
+    root, before = machine
+    for hca, port in numbers(before):
+        folder = root / "sys/class/infiniband" / hca / "ports" / str(port)
+        with written(folder / "state", "1: DOWN\n"), written(folder / "phys_state", "3: Disabled\n"):
+            others_stay(before, rails_of(root), [hca])
+
+
+def test_a_card_or_gpu_that_is_off_the_bus_changes_no_other_number(machine):
+    root, before = machine
+    gpus = [gpu["address"] for gpu in before["gpus"]]
+    for card in {address[:-1] for address in [*gpus, *(functions_of_rails(before) if gpus else ())]}:
+        gone = {rail["hca"] for rail in before["rails"] if (rail["pci"] or "").startswith(card)}
+        functions = sorted((root / PCI).glob(f"{card}*"))
+        with away(*map(os.path.realpath, functions), *functions):
+            others_stay(before, rails_of(root), gone)
+
+
+def test_a_nic_that_is_no_rail_changes_nothing(machine):
+    root, before = machine
+    link = root / PCI / "0000:01:1f.7"
+    folder = root / "sys/devices/pci0000:00/0000:01:1f.7"
+    folder.mkdir(parents=True)
+    link.symlink_to(os.path.relpath(folder, link.parent))
+    for name, text in (("class", "0x020000"), ("vendor", "0x8086"), ("device", "0x1563"), ("numa_node", "0")):
+        (folder / name).write_text(f"{text}\n")
+    after = rails_of(root)
+    link.unlink()
+    assert (after["rails"], after["not_rails"]) == (before["rails"], before["not_rails"])
+
+
+RULE = {"table": 100, "src": "all"}
+OWN = {"table": 100, "src": "10.18.1.1/32"}
+
+
+@pytest.mark.parametrize(
+    ("seams", "left"),
+    [
+        pytest.param(
+            {"routes": [{"dst": "default", "nexthops": [{"dev": "ens1np0"}, {"dev": "ens2np0"}]}]}, [], id="ecmp"
+        ),
+        pytest.param({"routes": [{"dst": "default", "dev": "ens2np0", "table": 100}], "rules": [RULE]}, ["ens1np0"]),
+        pytest.param(
+            {"routes": [{"dst": "default", "dev": "ens2np0", "table": 100}], "rules": [OWN]},
+            ["ens1np0", "ens2np0"],
+            id="a gateway for the rail's own address",
+        ),
+        pytest.param({"sessions": ["10.18.0.1"]}, ["ens2np0"], id="an SSH session"),
+    ],
+)
+def test_what_management_uses_is_no_rail(tmp_path, seams, left):
+    root = tree.lay_out(tree.load("two-cards-cx6dx"), tmp_path)
+    recorded = json.loads((root / ".seams.json").read_text())
+    (root / ".seams.json").write_text(json.dumps({**recorded, **seams}))
+    assert [rail["netdev"] for rail in rails_of(root)["rails"]] == left
+
+
+def test_the_address_of_k3s_is_managements(tmp_path):
+    root = tree.lay_out(tree.load("two-cards-cx6dx"), tmp_path)
+    with written(root / "etc/rancher/k3s/config.yaml", 'token: x\nnode-ip: "10.18.1.1"\n'):
+        assert [rail["netdev"] for rail in rails_of(root)["rails"]] == ["ens1np0"]
