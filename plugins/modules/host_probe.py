@@ -11,7 +11,7 @@ version_added: 0.1.0
 description:
   - Gathers the facts of M(gpufabric.rdma.hca_facts) and looks for the character devices and test tools that a container
     would use.
-  - Reads its interfaces, routes and network configuration files as M(gpufabric.rdma.network_info) does.
+  - Reads its interfaces, routes and network configuration files as M(gpufabric.rdma.node_facts) does.
   - Locks memory as O(user) under the limit of each of O(services), in a short-lived child process.
 extends_documentation_fragment:
   - gpufabric.rdma.reading
@@ -37,7 +37,7 @@ options:
     type: str
     default: nobody
   directory:
-    description: As for M(gpufabric.rdma.network_info).
+    description: As for M(gpufabric.rdma.node_facts).
     type: path
     default: /etc/cni/multus/net.d
   firewall:
@@ -62,7 +62,7 @@ ansible_facts:
   returned: success
   type: dict
 networks:
-  description: What M(gpufabric.rdma.network_info) returns.
+  description: What M(gpufabric.rdma.node_facts) returns.
   returned: success
   type: dict
 firewall:

@@ -21,7 +21,7 @@ def state(
     shared_address: Optional[str],
     kubectl: Sequence[str] = OF_K3S,
 ) -> dict:
-    """What the module k3s_info returns: see its documentation. run: as AnsibleModule.run_command. Raises OSError."""
+    """What node_facts returns as k3s. run: as AnsibleModule.run_command. Raises OSError."""
     node = k3s_state.node(root, run)
     if shared_address and not root.rstrip("/"):
         node["shared"] = address.shared(shared_address, run)

@@ -27,5 +27,5 @@ def read(tree: Tree) -> dict:
 
 
 def networks(tree: Tree, directory: str) -> dict:
-    """What the module network_info returns: see its documentation."""
+    """What node_facts returns as networks."""
     return {"tools": read(tree), **network_info(tree, directory)}

@@ -1,6 +1,6 @@
 """k3s across all hosts: what cannot work, and the decision for each node.
 
-PRIVATE to the collection. Pure; runs on the controller, where netaddr is. A node comes as {host, state (what k3s_info
+PRIVATE to the collection. Pure; runs on the controller, where netaddr is. A node comes as {host, state (what node_facts
 read, or None), failure, variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of
 all hosts of k3s_servers in order, also those that this run leaves out), guessed_from (without that group: the nodes, of
 which the first is the server; else empty), first_addresses (what the inventory says of a guessed server),
