@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 import json
@@ -17,6 +18,7 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action.plan import LOCK as LOCK_FILE
 from ansible_collections.gpufabric.rdma.plugins.filter.driver_package import driver_package
+from ansible_collections.gpufabric.rdma.plugins.filter.images_by_digest import images_by_digest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as plugin_node
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as wheels_of
@@ -24,6 +26,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import devi
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import driver
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import bundle as needs
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
+from ansible_collections.gpufabric.rdma.tests.tools import rendered_objects
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_k3s as machines
 
 ROOT = LOCK_FILE.parents[1]
@@ -131,6 +134,60 @@ def test_each_wheel_that_a_nodes_python_takes_is_missed_and_no_other(python, arc
         assert bool(said) is (name in taken_here)
         assert all(f'"bundle_pythons": ["{python}"]' in finding.next_step for finding in said)
     assert needs.lacking_wheels(node(architecture, python=python), set(), LOCK["wheels"]) == [], "pip has an index"
+
+
+# --- images that nodes pull are named by the lock's digest, those of the bundle by the tag they are imported under ----
+
+INDEXES = {image["reference"]: image["digests"].get("index") for image in LOCK["images"]}
+
+
+def images_of(objects):
+    pods = [rendered_objects.pod_of(item) for item in objects if item["kind"] in rendered_objects.WORKLOADS]
+    return {one["image"] for pod in pods for one in [*pod["containers"], *pod.get("initContainers", ())]}
+
+
+@pytest.fixture(scope="module")
+def objects():
+    found = [item for items in rendered_objects.by_source().values() for item in items if item.get("metadata")]
+    return [item for item in found if item["kind"] not in rendered_objects.WORKLOADS or "selector" in item["spec"]]
+
+
+def test_every_image_that_the_lock_has_a_digest_for_is_pulled_by_it(objects):
+    before = copy.deepcopy(objects)
+    made = images_of(images_by_digest(objects))
+    assert objects == before, "the input is the caller's"
+    wanted = {name: INDEXES.get(name) for name in images_of(objects)}
+    assert made == {f"{name}@{digest}" if digest else name for name, digest in wanted.items()}
+    # Not verified: what no public list had a digest for; and our plugin, which is built, not pulled.
+    assert {name for name, digest in wanted.items() if not digest} == {
+        "ghcr.io/k8snetworkplumbingwg/ib-sriov-cni:v1.3.0",
+        "ghcr.io/k8snetworkplumbingwg/whereabouts:v0.9.3",
+        "localhost/rdma-device-plugin:0.1.0",
+    }
+
+
+def test_an_image_that_the_bundle_brings_keeps_its_tag(objects, tmp_path):
+    flannel = next(image["reference"] for image in LOCK["images"] if image["name"] == "flannel")
+    described = {"schema": 1, "origin": "release", "files": [], "images": [{"reference": flannel, "path": "x"}]}
+    (tmp_path / "bundle.yml").write_text(yaml.safe_dump(described))
+    made = images_of(images_by_digest(objects, str(tmp_path)))
+    assert flannel in made
+    assert f"{flannel}@{INDEXES[flannel]}" not in made
+    assert sum("@" in name for name in made) == sum(bool(INDEXES.get(name)) for name in images_of(objects)) - 1
+
+
+@pytest.mark.parametrize("text", [None, "images: ["])
+def test_a_bundle_that_cannot_be_read_brings_nothing(objects, tmp_path, text):
+    if text is not None:
+        (tmp_path / "bundle.yml").write_text(text)
+    assert images_by_digest(objects, str(tmp_path)) == images_by_digest(objects)
+
+
+def test_an_image_of_the_user_s_own_stays_as_it_is():
+    own = ["registry.example.com/flannel:v0.28.9", "ghcr.io/flannel-io/flannel:v0.28.9@sha256:" + "0" * 64]
+    pod = {"containers": [{"name": str(place), "image": name} for place, name in enumerate(own)]}
+    item = {"kind": "DaemonSet", "metadata": {"name": "a"}, "spec": {"template": {"spec": pod}}}
+    assert images_of(images_by_digest([item])) == set(own)
 
 
 # --- the driver -------------------------------------------------------------------------------------------------------

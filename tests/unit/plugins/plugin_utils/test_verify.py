@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge, pairs, pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks import gpu_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.host_checks import (
@@ -14,6 +16,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.host_checks
     UNUSED,
 )
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import World
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_firewall
 
 
 class Node:
@@ -506,3 +509,78 @@ def test_what_stopped_the_pods_and_which_nodes_were_read(known, cni, shared, pla
     known[0]["cni"] = cni
     cluster = gathered(known, **{"offered": {"cluster": None, "api_error": "down"}, **shared}).cluster
     assert ([host["host"] for host in cluster.hosts], cluster.failure) == (placed, failure)
+
+
+# --- what handles all nodes does four times the work for four times the nodes, counted in calls, not in seconds -------
+
+FEW, MANY = 20, 80
+# Beyond what is linear: a judge has a part for the cluster as a whole, and sorts.
+GENEROUS = 1.3
+
+
+def work(action) -> int:
+    """Calls of Python and C functions."""
+    count = 0
+
+    def see(_frame, event, _argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(see)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def seen_of(captured, count, alike=False):
+    world = World(captured["gh200-cx7-roce"], captured["variables"], count)
+    if alike:  # the same port down on each node, which is also its own failure in the catalogue
+        for facts, probe in zip(world.facts.values(), world.probes.values()):
+            facts["hcas"][0]["ports"][0].update(state="DOWN", phys_state="Polling")
+            probe["char_devices"]["uverbs0"]["mode"] = "0600"
+    seen = world.seen()
+    for node in seen.nodes:
+        node["read"]["networks"] = {"netdevs": {}, "files": {}}
+    return seen
+
+
+def asks(_captured, count):
+    firewall._network.cache_clear()
+    nodes = [test_firewall.node(number, tool=None) for number in range(count)]
+    return lambda: firewall.plan(nodes)
+
+
+def judging(alike):
+    def prepare(captured, count):
+        seen = seen_of(captured, count, alike)
+        return lambda: judge.judge(seen, check_mode=False)
+
+    return prepare
+
+
+def planning(captured, count):
+    seen = seen_of(captured, count)
+    return lambda: (pods.plan(seen.cluster), pods.networks(seen.nodes, seen.cluster.read["cluster"]))
+
+
+@pytest.mark.parametrize("prepare", [judging(False), judging(True), planning, asks])
+def test_work_grows_with_the_nodes(captured, prepare):
+    prepare(captured, FEW)()  # what is read and compiled once
+    few, many = (work(prepare(captured, count)) for count in (FEW, MANY))
+    assert many / few / (MANY / FEW) < GENEROUS
+
+
+def test_where_all_open_their_firewalls_no_address_is_parsed_for_a_pair_of_nodes(monkeypatch):
+    parse, parsed = firewall.netaddr.IPNetwork, []
+    monkeypatch.setattr(firewall.netaddr, "IPNetwork", lambda text: (parsed.append(text), parse(text))[1])
+
+    def times(count):
+        for cache in (firewall._network, firewall._sources, firewall._cidr):
+            cache.cache_clear()
+        parsed.clear()
+        firewall.plan([test_firewall.node(number) for number in range(count)])
+        return len(parsed)
+
+    assert times(MANY) / times(FEW) / (MANY / FEW) < GENEROUS
