@@ -28,13 +28,9 @@ FACTS = {
     # All that the commands of the published walk-through print about this machine; see the fixture's provenance.
     "gh200-cx7-roce": {
         "node kernel architecture os/version_id": ("6.8.0-1050-nvidia-64k", "aarch64", "22.04"),
-        "hcas/[*] name firmware hca_type node_type": [
-            ("mlx5_0", "28.40.1000", "MT4129", "CA"),
-            ("mlx5_1", "28.40.1000", "MT4129", "CA"),
-        ],
+        "hcas/[*] name firmware hca_type node_type": [(f"mlx5_{n}", "28.40.1000", "MT4129", "CA") for n in (0, 1)],
         "hcas/[*]/pci address device model driver numa_node local_cpus": [
-            ("0000:01:00.0", "1021", "ConnectX-7", "mlx5_core", 0, "0-71"),
-            ("0000:01:00.1", "1021", "ConnectX-7", "mlx5_core", 0, "0-71"),
+            (f"0000:01:00.{n}", "1021", "ConnectX-7", "mlx5_core", 0, "0-71") for n in (0, 1)
         ],
         "hcas/[*]/char_devices uverbs umad": [("uverbs0", ["umad0"]), ("uverbs1", ["umad1"])],
         "hcas/mlx5_0/netdevs/[*] name mac mtu operstate phys_port_name default_route": [
@@ -98,8 +94,7 @@ FACTS = {
         "hcas/[*]/name": ["mlx5_bond_0"],
         "hcas/mlx5_bond_0/netdevs/[*] name master": [
             ("bond0", None),
-            ("enp59s0f0np0", "bond0"),
-            ("enp59s0f1np1", "bond0"),
+            *((f"enp59s0f{n}np{n}", "bond0") for n in (0, 1)),
         ],
         "hcas/mlx5_bond_0/ports/1/netdev": "bond0",
         "hcas/mlx5_bond_0/ports/1/gids/[*]/netdev": ["bond0"] * 4,
@@ -128,8 +123,7 @@ FACTS = {
     },
     "names-persistent": {
         "hcas/[*] name ports/1/link_layer pci/model": [
-            ("rocep1s0f0", "Ethernet", "ConnectX-5"),
-            ("rocep1s0f1", "Ethernet", "ConnectX-5"),
+            *((f"rocep1s0f{n}", "Ethernet", "ConnectX-5") for n in (0, 1)),
             ("ibp24s0", "InfiniBand", "ConnectX-6"),
         ],
         "hcas/ibp24s0/ports/1/netdev": "ibp24s0",
@@ -155,10 +149,7 @@ FACTS = {
         "hcas/hfi1_0 pci/driver pci/numa_node ports/1/rate_gbps ports/1/netdev": ("hfi1", 1, 100.0, "ib0"),
     },
     "irdma": {
-        "hcas/[*] name hca_type pci/driver ports/1/state": [
-            ("rocep101s0f0", None, "ice", "ACTIVE"),
-            ("rocep101s0f1", None, "ice", "DOWN"),
-        ],
+        "hcas/[*] name hca_type pci/driver": [(f"rocep101s0f{n}", None, "ice") for n in (0, 1)],
         "hcas/rocep101s0f0/ports/1/active_mtu": 1024,
     },
     "efa": {
@@ -191,8 +182,7 @@ FACTS = {
     "card-without-mlx5-ib": {
         "hcas": [],
         "cards_without_rdma/[*] address model netdevs": [
-            ("0000:3b:00.0", "ConnectX-7", ["enp59s0f0np0"]),
-            ("0000:3b:00.1", "ConnectX-7", ["enp59s0f1np1"]),
+            (f"0000:3b:00.{n}", "ConnectX-7", [f"enp59s0f{n}np{n}"]) for n in (0, 1)
         ],
         "modules/mlx5_ib loaded available blocked_by": (False, True, [BLOCKED]),
         "subsystem ib_core_loaded netns_mode": (False, "unknown: ib_core is not loaded"),

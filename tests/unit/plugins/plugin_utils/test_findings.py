@@ -11,12 +11,12 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import catalogue as findings_catalogue
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, messages
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.tables import WIDTH, problems, table
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.tables import WIDTH, problems, report, table
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import pod_network
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
-from ansible_collections.gpufabric.rdma.tests.tools import pitfall_world, render_failures, tables
+from ansible_collections.gpufabric.rdma.tests.tools import pitfall_world, render_failures
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import NETDEV, RESOURCE, ROCE, World, at
 
 
@@ -454,11 +454,47 @@ def test_an_unknown_text_of_a_known_component_names_its_log():
 # --- the tables of discover ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", tables.REPORTS)
-def test_report(name):
-    text = tables.render(name)
-    assert text == (tables.FOLDER / f"{name}.txt").read_text(), "after a wanted change run tests/tools/tables.py"
+def node_of(facts, expected=None):
+    return {"facts": facts, "expected_ports": expected}
+
+
+@pytest.mark.parametrize(("name", "row"), [
+    ("h100-8x-cx7-ib", "ubuntu 22.04 6.8.0-60-generic x86_64 8 8 8 doca 24.10-2.1.8 shared peermem"),
+    ("h100-8x-cx7-ib", "mlx5_7/1 ConnectX-7 MT_0000000838 28.40.1000 ACTIVE 400 InfiniBand ibp202s0 1 GPU7 PIX 7"),
+    ("a100-8x-cx6", "mlx5_1/1 ConnectX-6 MT_0000000223 20.39.2048 ACTIVE 200 InfiniBand ibs2 1 GPU0-1 PIX 1"),
+    ("gh200-cx7-roce", "28.40.1000 ACTIVE 200 Ethernet enp1s0f0np0 0 GPU0 NODE management"),
+    ("gh200-cx7-roce", "28.40.1000 unused - Ethernet enp1s0f1np1 0 GPU0 NODE unused"),
+    ("vfs", "mlx5_1/1 ConnectX-7 VF MT_0000000838 28.40.1000 ACTIVE 200 Ethernet enp59s0f0v0 0 - virtual"),
+    ("rxe-and-siw", "siw_eth2/1 software - - ACTIVE 2.5 Ethernet eth2 - - software"),
+    ("card-without-mlx5-ib", "ubuntu 24.04 6.8.0-60-generic x86_64 0 0 0 inbox unknown none"),
+    ("two-cards-cx6dx", "Nothing."),
+    ("two-cards-cx6dx", "gpu-17: * It could not be read: No route to host"),
+])  # fmt: skip
+def test_a_report_has_a_row_for_each_node_and_port(facts_of, name, row):
+    nodes = {name: node_of(facts_of(name))}
+    text = report({**nodes, "gpu-17": {"failure": "No route to host"}} if "gpu-17" in row else nodes)
+    assert row in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= WIDTH
+
+
+@pytest.mark.parametrize(("name", "expected", "said"), [
+    ("gh200-cx7-roce", ["mlx5_1/1", "mlx5_7/1"],
+     ["Port mlx5_1/1 is an expected port and DOWN (Disabled), not ACTIVE. Next: ip link set enp1s0f1np1 up",
+      "Port mlx5_7/1 is an expected port, but the node has no such port"]),
+    ("a100-8x-cx6", [], ["GPUDirect: The proprietary NVIDIA kernel module is loaded, which needs nvidia_peermem"]),
+    ("card-without-mlx5-ib", [],
+     ["0000:3b:00.0 (ConnectX-7, enp59s0f0np0), 0000:3b:00.1 (ConnectX-7, enp59s0f1np1): mlx5_ib is not loaded",
+      "blacklist-ofed-modules.conf blocks: mlx5_core (line 1, loaded now), mlx5_ib (line 2)"]),
+    ("card-on-vfio", [], ["No RDMA device on 0000:4b:00.0 (ConnectX-6 Dx): It is bound to vfio-pci"]),
+    ("exclusive-netns-foreign-file", [], ["modules_config.conf:2 sets it at every boot. Next: run playbooks/host.yml"]),
+    ("doca-loaded-differs-from-disk", [],
+     ["doca 24.10-1.1.4 is loaded, doca 25.04-0.6.0 is on disk for this kernel (mlx5_core, mlx5_ib, ib_core differ)"]),
+    ("bond", [], []),
+])  # fmt: skip
+def test_what_is_wrong_with_a_node_is_said_with_its_objects(facts_of, name, expected, said):
+    made = problems(node_of(facts_of(name), expected))
+    assert [words in text for words, text in zip(said, made)] == [True] * len(made), made
+    assert len(made) == len(said)
 
 
 def test_the_widest_columns_are_cut_first_and_names_keep_their_beginning():
@@ -466,7 +502,3 @@ def test_the_widest_columns_are_cut_first_and_names_keep_their_beginning():
     assert text.splitlines() == [
         "node               n", "----------------  --", "aaaaaaaaaaaaaaa…   1", "b                 22",
     ]  # fmt: skip
-
-
-def test_a_node_that_could_not_be_read_says_why():
-    assert problems({"failure": "no route to host"}) == ["It could not be read: no route to host"]
