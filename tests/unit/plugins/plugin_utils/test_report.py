@@ -120,9 +120,7 @@ def test_a_document_holds_nothing_private_and_no_facts_of_a_node_that_was_not_re
     ("racks", [], "racks", True),
     ("racks/hosts.yml/page.html", [], "racks/hosts.yml/page.html", True),
 ])  # fmt: skip
-def test_the_page_is_beside_the_inventory_and_refused_where_it_cannot_be(
-    tmp_path, monkeypatch, file, sources, expected, refused
-):
+def test_the_page_is_beside_the_inventory_or_refused(tmp_path, monkeypatch, file, sources, expected, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "racks").mkdir()
     (tmp_path / "racks/hosts.yml").touch()
@@ -253,16 +251,6 @@ def test_a_hostile_text_in_all_leaves_is_harmless_and_shown_as_it_is(plant):
     ElementTree.fromstring(junit.text(planted))
 
 
-@pytest.mark.parametrize("path", sorted(page.TEMPLATES.iterdir()), ids=lambda path: path.name)
-def test_no_template_goes_past_escaping(path):
-    text = path.read_text()
-    assert not re.search(r"\|\s*safe|autoescape|Markup|\|\s*(striptags|xmlattr|urlize|tojson)", text)
-    if path.suffix == ".j2":
-        # An attribute's value without quotes would end at a blank.
-        assert not re.search(r"=\s*\{\{", text)
-        assert not re.search(r"<(script|style)>(?!\{\{ (script|style) \}\}<)", text)
-
-
 # --- what the page says ----------------------------------------------------------------------------------------------
 
 UNUSED = host_checks.check("port:mlx5_1/1", "port mlx5_1/1", "unused", "no rail needs it", "state DOWN")
@@ -286,11 +274,7 @@ def test_nothing_is_well_that_was_not_verified_and_the_worst_comes_first(nodes, 
 def test_failures_with_one_fix_are_one_entry_with_its_next_step_and_roots_come_first():
     results, text = of_kind("fleet")
     entries = judge.failures(judge.nodes(results))
-    assert [(entry["failure"], len(entry["hosts"])) for entry in entries] == [
-        ("module-absent", 1),
-        (None, 3),
-        (None, 1),
-    ]
+    assert [f"{entry['failure']} {len(entry['hosts'])}" for entry in entries] == ["module-absent 1", "None 3", "None 1"]
     assert [row["object"] for row in entries[0]["follows"]] == ["resource rdma/hca", "pod gpufabric-verification/probe"]
     assert {entry["next_step"] for entry in entries} <= set(Reader(text).texts)
 
