@@ -69,7 +69,7 @@ class Machine:
         run(
             [_python_with_yaml(), str(TREE_TOOL), str(fixture.absolute()), str(partial)],
             f"fixture {fixture}",
-            "run: pytest tests/unit/fixtures/test_hosts.py",
+            "run: pytest tests/unit/test_fixtures.py",
         )
         _follow_links(partial, image_root)
         _stand_in(partial, image_root)
