@@ -274,6 +274,7 @@ ONE_PLACE = {
         "plugins/action plugins/callback plugins/filter plugins/plugin_utils",
         {"plugins/plugin_utils/_core/terminal.py"},
     ),
+    "writing JUnit": (r'"testcase"', "plugins", {"plugins/plugin_utils/_core/junit.py"}),
     "a module's warnings": (r"\.(warn|deprecate)\(", "plugins", {"plugins/module_utils/_core/change.py"}),
     "systemd's reload": (
         r"daemon.reload", "plugins roles playbooks", {"plugins/module_utils/_core/units.py"}

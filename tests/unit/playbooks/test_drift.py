@@ -1,6 +1,7 @@
 """playbooks/drift.yml through bin/drift.py over laid-out trees: each verdict, its exit code, and nothing changed.
 
-And the wrapper alone: an exit code is an answer only where this very run has reached a verdict.
+The wrapper alone: an exit code is an answer only where this very run has reached a verdict. And the guard: drift cannot
+change anything, what is let through, and that drift compares all that site applies.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, running, tree
+from ansible_collections.gpufabric.rdma.plugins.callback import drift as recorder
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, play_roles, running, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 WRAPPER = ROOT / "bin/drift.py"
@@ -168,13 +171,6 @@ def test_a_node_that_does_not_answer_and_one_that_is_refused_give_4_and_hide_no_
     assert reasons["away"].count("unreachable: ") == 1
 
 
-def test_a_single_node_that_does_not_answer_gives_4_although_no_host_is_left(tmp_path):
-    lonely = Site(tmp_path)
-    lonely.hosts["away"] = AWAY
-    code, document, output = lonely.drift()
-    assert (code, verdicts(document)) == (4, {"away": "unreachable"}), output
-
-
 BROKEN = {
     "a playbook that is none": "- hosts: [\n",
     "a play that ends before the comparison": "- hosts: gpu_nodes\n  tasks: [{ansible.builtin.fail: {msg: no}}]\n"
@@ -204,19 +200,16 @@ def test_an_unreadable_inventory_and_reports_that_cannot_be_written_give_1(site)
     assert "set drift_directory" in output
 
 
-@pytest.mark.parametrize("by", ["-e", "inventory"])
-def test_the_verdict_goes_where_the_reports_go(site, by):
+def test_the_verdict_goes_where_the_inventory_sends_the_reports(site):
     variables = site.folder / "group_vars/gpu_nodes.yml"
-    variables.parent.mkdir(exist_ok=True)
-    variables.write_text("drift_directory: elsewhere\n" if by == "inventory" else "{}\n")
-    given = ("-e", "drift_directory=elsewhere") if by == "-e" else ()
-    code, output = site.wrapper("-i", "hosts.yml", *given)
+    variables.parent.mkdir()
+    variables.write_text("drift_directory: elsewhere\n")
+    code, output = site.wrapper("-i", "hosts.yml")
     shutil.rmtree(variables.parent)
     assert code == 0, output
     reports = {"drift.json", "drift.xml", "verdict.json"}
     assert {path.name for path in (site.folder / "elsewhere").iterdir()} == reports
     assert not (site.folder / "drift/verdict.json").exists()
-    shutil.rmtree(site.folder / "elsewhere")
 
 
 def test_without_check_mode_the_playbook_stops_before_it_reads_anything(site):
@@ -352,3 +345,152 @@ def test_ended_from_outside_it_ends_ansible_and_gives_no_verdict(call, tmp_path)
     process.terminate()
     assert process.wait(timeout=10) == 1
     process.stderr.close()
+
+
+# --- the guard --------------------------------------------------------------------------------------------------------
+
+PLAYBOOK = yaml.safe_load((ROOT / "playbooks/drift.yml").read_text())
+BUILTIN = "ansible.builtin."
+# What a task would write, and how it asks to.
+WRITING = {
+    "copied": {"copy": {"content": "x", "dest": "{{ folder }}/copied"}},
+    "touched": {"command": {"argv": ["touch", "{{ folder }}/touched"]}},
+    "shelled": {"shell": "touch {{ folder }}/shelled"},
+    "raw": {"raw": "touch {{ folder }}/raw"},
+    "scripted": {"script": "{{ folder }}/script.sh"},
+    "included": {"include_tasks": "included.yml"},
+}
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "and without the guard it would have"])
+def test_a_guarded_play_writes_nothing_whatever_its_tasks_ask_for(tmp_path, guarded):
+    (tmp_path / "script.sh").write_text(f"#!/bin/sh\ntouch {tmp_path}/scripted\n")
+    folder = {"path": "{{ folder }}/included", "state": "directory"}
+    (tmp_path / "included.yml").write_text(json.dumps([{"check_mode": False, "ansible.builtin.file": folder}]))
+    tasks = []
+    for name, task in WRITING.items():
+        asks = {} if name == "included" else {"check_mode": False}
+        own = {"name": name, **asks, **{BUILTIN + action: given for action, given in task.items()}}
+        tasks.append({"block": [own], "rescue": [{"ansible.builtin.meta": "noop"}]})
+    known = running.local(folder=str(tmp_path), __drift_guarded=guarded)
+    play = {"hosts": "localhost", "gather_facts": False, "vars": known, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    ours = {"ANSIBLE_CONFIG": ansible_playbook.no_settings(), "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path)}
+    ours["ANSIBLE_CALLBACKS_ENABLED"] = "gpufabric.rdma.drift"
+    code, output = running.play(tmp_path, "-i", "localhost,", "play.yml", **ours)
+    assert code == 0, output
+    assert {name for name in WRITING if (tmp_path / name).exists()} == (set() if guarded else set(WRITING))
+    for name in ("shelled", "raw", "scripted"):
+        assert (f"task {name}: wanted an action that is known to respect check mode" in output) is guarded
+
+
+@pytest.mark.parametrize("action", ["gpufabric.rdma.node_facts", "ansible.builtin.command", "drift", "x.y.drift"])
+@pytest.mark.parametrize("mark", ["begin", "note", "end"])
+def test_a_nodes_answer_is_no_mark(tmp_path, mark, action):
+    answer = {"drift_mark": mark, "hosts": ["node1", "node2"], "text": "clean", "settings": {}}
+    host = types.SimpleNamespace(get_name=lambda: "node1")
+    task = types.SimpleNamespace(action=action, get_name=lambda: "Read", _role=None)
+    result = types.SimpleNamespace(_result=answer, _host=host, _task=task, _task_fields={})
+    listener = recorder.CallbackModule()
+    listener.v2_runner_on_ok(result)
+    assert listener._record is None
+    listener._record = recorder.verdicts.Record(["node1", "node2"])
+    listener.v2_runner_on_ok(result)
+    assert listener._record.unfinished() == ["node1", "node2"]
+
+
+def test_every_play_on_nodes_is_guarded_and_in_check_mode():
+    plays = [play for play in PLAYBOOK if "hosts" in play]
+    assert len(plays) == 4
+    for play in plays:
+        assert play["check_mode"] is True
+        assert play["vars"][recorder.GUARD_VARIABLE] is True
+        assert play["strategy"] == "ansible.builtin.linear"
+        assert "any_errors_fatal" not in play
+    imported = [play["ansible.builtin.import_playbook"] for play in PLAYBOOK if "hosts" not in play]
+    in_memory = {f"ansible.builtin.{name}" for name in ("group_by", "add_host", "set_fact")}
+    in_memory |= {"gpufabric.rdma.refuse", "gpufabric.rdma.show"}
+    tasks = [task for playbook in imported for task in steps_of(playbook)]
+    assert len(tasks) > 2
+    assert all(set(task) & in_memory for task in tasks)
+
+
+def steps_of(playbook):
+    """The tasks of a playbook and of those that it imports, those of blocks one by one."""
+    found = []
+    for play in yaml.safe_load((ROOT / "playbooks" / playbook).read_text()):
+        if "hosts" not in play:
+            found += steps_of(play["ansible.builtin.import_playbook"])
+        for task in play.get("tasks", []):
+            found += task.get("block", [task])
+    return found
+
+
+def test_every_module_of_ours_knows_check_mode():
+    for path in sorted((ROOT / "plugins/modules").glob("*.py")):
+        text = path.read_text()
+        documentation = yaml.safe_load(text.split('DOCUMENTATION = r"""')[1].split('"""')[0])
+        fragments = documentation.get("extends_documentation_fragment", [])
+        own = documentation.get("attributes", {}).get("check_mode", {}).get("support")
+        assert own in ("full", "partial") or fragments, path.name
+        if "AnsibleModule(" in text:
+            assert "supports_check_mode=True" in text, path.name
+
+
+def tasks_of(path):
+    """All tasks of a file, those in blocks too."""
+
+    def walk(tasks):
+        for task in tasks:
+            yield task
+            for section in ("block", "rescue", "always"):
+                yield from walk(task.get(section) or [])
+
+    return list(walk(yaml.safe_load(path.read_text()) or []))
+
+
+def roles_named(path):
+    """(role, tasks_from) of each role that a task file brings in."""
+    words = ("ansible.builtin.import_role", "ansible.builtin.include_role")
+    found = [task[word] for task in tasks_of(path) for word in words if word in task]
+    return [(item["name"].rpartition(".")[2], item.get("tasks_from", "main")) for item in found]
+
+
+def test_drift_compares_every_role_that_host_and_cluster_apply_in_their_order():
+    def order(name):
+        plays = yaml.safe_load((ROOT / "playbooks" / name).read_text())
+        return [role for play in plays if "hosts" in play for role in play_roles.applied(play)]
+
+    compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/host.yml")))
+    assert compared == ["driver", *(role for role in order("layers/host.yml") if role != "reboot")]
+    compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/cluster.yml")))
+    assert compared == order("layers/cluster.yml")
+
+
+def pieces_of(role):
+    main = tasks_of(ROOT / f"roles/{role}/tasks/main.yml")
+    words = ("ansible.builtin.import_tasks", "ansible.builtin.include_tasks")
+    return [task[word].removesuffix(".yml") for task in main for word in words if word in task]
+
+
+def test_a_role_that_is_compared_in_pieces_is_compared_whole():
+    words = ("ansible.builtin.import_tasks", "ansible.builtin.include_tasks")
+    named = roles_named(ROOT / "roles/drift/tasks/cluster.yml")
+    for role in {role for role, file in named if file != "main"}:
+        main = tasks_of(ROOT / f"roles/{role}/tasks/main.yml")
+        pieces = [task[word].removesuffix(".yml") for task in main for word in words if word in task]
+        assert [file for name, file in named if name == role] == pieces
+    named = set(roles_named(ROOT / "roles/drift/tasks/host.yml"))
+    whole = {"node_firewall", "rdma_netns", "kernel_modules", "limits", "rail_links"}
+    assert named == {(role, "main") for role in whole} | {("driver", "plan"), ("kernel_modules", "initramfs")}
+
+
+def test_no_action_on_the_way_is_one_that_the_guard_would_refuse():
+    for path in [*(ROOT / "roles").glob("*/tasks/*.yml")]:
+        # Drift has set up no address to verify.
+        if path.name == "address_verify.yml" or path.parents[1].name in ("verification", "reboot"):
+            continue
+        for task in tasks_of(path):
+            actions = [key for key in task if key.startswith(("ansible.", "community.", "gpufabric.rdma."))]
+            for action in actions:
+                assert action in recorder.HARMLESS or action.startswith(recorder.OURS), f"{path}: {action}"

@@ -324,12 +324,9 @@ def test_a_group_that_exists_is_not_written(names):
     assert [finding.object for finding in made["findings"]] == [f"NicNodePolicy {names[-1]}"]
 
 
-def test_interfaces_are_looked_up_on_nodes_or_refused():
+def test_interfaces_are_looked_up_on_nodes_and_a_field_one_level_off_is_told_where_it_belongs():
     made = importer.run([node_policy(pfNames=["eth3"])])
     assert [finding.object for finding in made["findings"]] == ["SriovNetworkNodePolicy a spec.nicSelector"]
-
-
-def test_a_field_one_level_off_is_told_where_it_belongs():
     made = importer.run([policy(multus={"image": "m"})])
     assert "spec.secondaryNetwork" in verdicts(made)["spec.multus.image"][2]
     assert explanation(made["lines"]).splitlines()[-1].startswith("  NicClusterPolicy nic-cluster-policy, spec.multus")
