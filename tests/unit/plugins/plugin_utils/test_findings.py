@@ -372,7 +372,6 @@ SANDBOX = (
 ADD = 'plugin type="{}" failed (add): {}'
 NODES = "Unschedulable: 0/4 nodes are available: {}. preemption: 0/4 nodes are available: 4 Preemption is not helpful."
 CLAIM = "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: {}"
-ADMITTED = "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to {}, which is unexpected"
 # (component, the words of its message, what stands around them, the rest of the text).
 TEXTS = [
     ("scheduler", "Insufficient rdma/*", NODES, "4 Insufficient rdma/hca_shared_devices_0"),
