@@ -18,13 +18,7 @@ import tarfile
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan, wheels
-from ansible_collections.gpufabric.rdma.tests.tools import (
-    ansible_playbook,
-    kubectl_cluster,
-    recording,
-    running,
-    tree,
-)
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, recording, running, tree
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils._cni.test_cni_lint import program
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -71,19 +71,6 @@ def named(plan):
     return {(item["kind"], item["metadata"]["name"]): item for item in plan["objects"]}
 
 
-def test_test_pods_claim_the_rail_by_its_class_and_no_resource():
-    plan = planned(slices())
-    assert [pod["kind"] for pod in plan["pods"]] == ["workload", "seed"]
-    template, manifest = (named(plan)[kind, "workload-node1"] for kind in ("ResourceClaimTemplate", "Pod"))
-    assert template["spec"]["spec"]["devices"] == {
-        "requests": [{"name": "rail-0", "exactly": {"deviceClassName": "rail-0.rdma.gpufabric.io"}}]
-    }
-    spec = manifest["spec"]
-    assert spec["containers"][0]["resources"].items() >= {"claims": [{"name": "hcas"}], "limits": {}}.items()
-    assert spec["securityContext"]["runAsUser"] == 1000
-    assert spec["resourceClaims"] == [{"name": "hcas", "resourceClaimTemplateName": "workload-node1"}]
-
-
 def test_a_pod_claims_a_gpu_with_a_rail_where_a_driver_publishes_gpus():
     plan = planned(slices(), gpus(ROOTS[0]))
     devices = named(plan)["ResourceClaimTemplate", "aligned-node1"]["spec"]["spec"]["devices"]

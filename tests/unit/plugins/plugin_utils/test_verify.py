@@ -6,15 +6,15 @@ import json
 import sys
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge, pairs, pods
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks import gpu_checks
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.host_checks import (
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.checks import (
     FAILED,
     NOT_VERIFIED,
     PASSED,
     UNUSED,
 )
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge, pairs, pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks import gpu_checks
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import World
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_firewall
 
