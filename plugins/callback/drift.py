@@ -1,3 +1,6 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
 """The drift recorder: keeps a guarded play in check mode, records its results, writes the verdict at the end."""
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ def plan(variables, monkeypatch):
     return run
 
 
-def sound(made, nodes, resources=CLUSTER["shared_resources"]):
+def sound(made, nodes, **changes):
     assert made["findings"] == []
-    assert nad_lint.lint(made["networks"], nodes, {**CLUSTER, "shared_resources": resources}) == []
+    assert nad_lint.lint(made["networks"], nodes, {**CLUSTER, **changes}) == []
     return made
 
 
@@ -267,7 +267,7 @@ OF_ETH3 = {"RESOURCENAME": "b", "resourcePrefix": "x.y", "selectors": {"ifNames"
 ])  # fmt: skip
 def test_resources_are_those_of_the_device_plugin(plan, given, resources, of_rail_0):
     assert networks.shared_resources(given, [node()]) == resources
-    made = sound(plan([node()], resources=given, rails=True), [node()], resources)
+    made = sound(plan([node()], resources=given, rails=True), [node()], shared_resources=resources)
     annotations = made["objects"][0]["metadata"].get("annotations")
     assert annotations == (of_rail_0 and {networks.RESOURCE_ANNOTATION: of_rail_0})
 
