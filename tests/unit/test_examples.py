@@ -126,7 +126,7 @@ NAD = "NetworkAttachmentDefinition"
     ("gh200-single", "004-gh200", 1, NAD, OF_004),
 ])  # fmt: skip
 def test_ours_differs_from_a_guide_where_it_may(tmp_path, example, guide, number, kind, paths):
-    text = (ROOT / f"tests/fixtures/guides/{guide}.yaml.txt").read_text()
+    text = (tree.texts("guides") / f"{guide}.txt").read_text()
     left, right = fields(list(yaml.safe_load_all(text))[number]), fields(rendered(example, tmp_path)[kind])
     different = {path for path in {*left, *right} if left.get(path, ...) != right.get(path, ...)}
     covered = {path: {key for key in paths if path == key or path.startswith(f"{key}/")} for path in different}

@@ -85,8 +85,8 @@ def test_a_cell_of_a_table_makes_no_line_of_its_own_and_what_people_write_stays(
 
 FINDING = {"object": "{{ hostile }}", "wanted": "x", "seen": "{{ hostile }}", "next_step": "y"}
 TASKS = [
-    {"gpufabric.rdma.report": {"text": "shown {{ hostile }}"}},
-    {"gpufabric.rdma.report": {"text": "warned {{ hostile }}", "warning": True}},
+    {"gpufabric.rdma.report": {"kind": "text", "text": "shown {{ hostile }}"}},
+    {"gpufabric.rdma.report": {"kind": "warning", "text": "warned {{ hostile }}"}},
     {"gpufabric.rdma.refuse": {"findings": [FINDING]}, "ignore_errors": True},
 ]
 

@@ -268,7 +268,7 @@ def test_an_action_plugin_ends_so_too():
     with pytest.raises(AnsibleActionFail) as failed:
         action_guard.guarded(run)(action, None, {})
     result = failed.value.result
-    assert (result["changed"], result["findings"][0]["object"]) == (False, "action show")
+    assert (result["changed"], result["findings"][0]["object"]) == (False, "action report")
     assert isinstance(failed.value.__cause__, KeyError)
 
 
