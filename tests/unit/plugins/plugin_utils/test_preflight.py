@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+
 import pytest
+import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Finding, Plan, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import dra as kube_dra
@@ -20,6 +24,7 @@ from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import t
 
 ROLES = ("discovery", "kernel_modules", "limits", "rail_links", "rdma_netns", "reboot", "verification")
 TYPED = {name: option.get("default") for name, option in variables.options().items()}
+DAEMONSET = pathlib.Path(__file__).resolve().parents[4] / "device_plugin/deploy/daemonset.yaml"
 LAB, GH200, H100 = "lab-rxe-debian12", "gh200-cx7-roce", "h100-8x-cx7-ib"
 
 
@@ -489,3 +494,22 @@ def test_a_git_folder_is_made_from_all_nodes_or_not_at_all(read):
         ("cluster_objects", "the controller", "variable cluster_objects_folder"),
         ("cluster_objects", "the controller", "nodes of this run"),
     }
+
+
+def test_the_plan_has_config_and_objects_of_the_device_plugin(read):
+    def made(**given):
+        options = {f"device_plugin_{name}": value for name, value in given.items()}
+        nodes = [read(name, {**options, "k3s_node_name": f"gpu-{name}"}) for name in ("a", "b")]
+        decided = planned(nodes, "device_plugin", daemonset=yaml.safe_load(DAEMONSET.read_text()))
+        return decided["hosts"]["a"]["device_plugin"], [item["kind"] for item in decided["device_plugin_objects"]]
+
+    mine, objects = made()
+    assert (len(json.loads(mine["config"])["configList"]), mine["links_up"], objects) == (8, False, [])
+    mine, objects = made(resources=[{"resourceName": "x"}], mode="daemonset")
+    assert (mine["links_up"], objects) == (True, ["ConfigMap", "DaemonSet"])
+    assert {"DeviceClass", "ServiceAccount", "ValidatingAdmissionPolicy"} <= set(made(api="dra")[1])
+    bare = read("b")
+    bare["ansible_facts"]["rdma"]["rails"] = []
+    decided = planned([bare], "device_plugin", hosts=["b"])
+    assert ("device_plugin", "b", "variable device_plugin_resources") in where(decided)
+    assert decided["hosts"]["b"]["device_plugin"]["config"] == ""
