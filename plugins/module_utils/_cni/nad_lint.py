@@ -62,12 +62,19 @@ def files_by_name(nodes: Iterable[dict]) -> dict:
     by_host: dict = {}
     for node in nodes:
         for text in (node.get("files") or {}).values():
-            try:
-                name = json.loads(text).get("name")
-            except (ValueError, AttributeError):
-                continue  # Multus skips such a file; a network that needs it is reported as without one
-            by_host.setdefault(node["host"], {})[name] = text
+            name = network_name(text)
+            if name is not None:  # Multus skips such a file; a network that needs it is reported as without one
+                by_host.setdefault(node["host"], {})[name] = text
     return by_host
+
+
+def network_name(text: str) -> str | None:
+    """The name of the network in a configuration file of a node; None where it has none that is a text."""
+    try:
+        name = json.loads(text).get("name")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return name if isinstance(name, str) else None
 
 
 def _pool_of(text, pools: dict) -> dict:

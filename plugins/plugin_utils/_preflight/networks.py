@@ -374,7 +374,7 @@ def node_files(wanted: dict[str, str], there: dict[str, str], directory: str) ->
     wanted: {network name: text}; there: {file name: text} of what Multus reads in the directory. JSON has no comments,
     so a prefix of the file name marks ours.
     """
-    others = {_name(text): name for name, text in there.items() if not name.startswith(OURS)}
+    others = {nad_lint.network_name(text): name for name, text in there.items() if not name.startswith(OURS)}
     findings = [
         Finding(
             f"network {name}",
@@ -389,13 +389,6 @@ def node_files(wanted: dict[str, str], there: dict[str, str], directory: str) ->
     left = [name for name in sorted(there) if name.startswith(OURS) and name not in names]
     files = [{"path": f"{directory}/{name}", "content": text} for name, text in names.items()]
     return {"files": files, "absent": [f"{directory}/{name}" for name in left]}, findings
-
-
-def _name(text: str):
-    try:
-        return json.loads(text).get("name")
-    except (ValueError, AttributeError):
-        return None
 
 
 def _namespaces(attachments: list[dict]) -> list[dict]:

@@ -274,6 +274,7 @@ def test_resources_are_those_of_the_device_plugin(plan, given, resources, of_rai
 
 def test_files_come_and_go_and_those_of_others_stay():
     there = {"10-theirs.conf": '{"name": "theirs"}', "gpufabric-rdma-gone.conf": "{}", "broken.conf": "{"}
+    there |= {"odd.conf": '{"name": [1]}', "deep.conf": "[" * 100_000}
     made, findings = networks.node_files({"rail0": "{}\n"}, there, "/d")
     assert made == {
         "files": [{"path": "/d/gpufabric-rdma-rail0.conf", "content": "{}\n"}],
