@@ -59,7 +59,7 @@ _REGISTERED = {
     "__discovery_planned": {
         "hosts": {"node1": _OF_NODE},
         "networks": {"objects": [], "complete": True, "sriov_config": {}},
-        "device_plugin_objects": [],
+        "device_plugin": {"objects": [], "namespace": "gpufabric-rdma"},
         "roles": [],
     },
     "__driver_gate": {"consents": [], "steps": [], "verdict": "reboot"},

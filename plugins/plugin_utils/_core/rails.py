@@ -29,7 +29,7 @@ def network_rails(facts: dict) -> list[dict]:
     return rails
 
 
-def dra_rails(resources, facts, api: str, rails: list) -> dict[str, str | None]:
+def dra_rails(resources, facts, api: str, rails: list) -> dict[int, str | None]:
     """{number of a rail that the node serves over DRA: the extended resource for it}; empty without facts."""
     if not facts or api == config.PLUGIN:
         return {}
@@ -37,4 +37,4 @@ def dra_rails(resources, facts, api: str, rails: list) -> dict[str, str | None]:
         _over_plugin, over_dra = dra.served(resources, api, [int(index) for index in check_type_list(rails)], facts)
     except ValueError:
         return {}  # the plan names it
-    return {str(index): name for index, name in dra.rails(over_dra, facts).items()}
+    return dra.rails(over_dra, facts)

@@ -281,7 +281,7 @@ def _network_node(node: dict, known: list[str]) -> dict:
         "rails": network_rails(facts),
         "netdevs": node["networks"]["netdevs"],
         "routes": node["networks"]["routes"],
-        "dra_rails": list(map(int, _over_dra(node))),
+        "dra_rails": list(_over_dra(node)),
     }
 
 
@@ -292,12 +292,12 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
     for node in serving:
         name = name_of(node)
         _add(made, "device_plugin", at(node["host"], dra.findings(name, node["runtime"], run.offered)))
-        made["hosts"][node["host"]]["dra"] = {"name": name, "rails": _over_dra(node)}
+        made["hosts"][node["host"]]["dra"] = {"name": name}
     if serving:
         made["notes"] += dra.notes(run.offered, serving[0]["variables"]["device_plugin_extended_resources"])
     for node in nodes:
         made["hosts"][node["host"]]["device_plugin"] = _plugin_config(node)
-    made["device_plugin_objects"] = _plugin_objects(nodes, serving, run, made["hosts"])
+    made["device_plugin"] = _plugin_of_cluster(nodes, serving, run, made["hosts"][nodes[0]["host"]]["device_plugin"])
 
 
 def _plugin_config(node: dict) -> dict:
@@ -312,9 +312,9 @@ def _plugin_config(node: dict) -> dict:
     return {"config": config.document(entries, interval), "links_up": config.sets_links_up(entries)}
 
 
-def _plugin_objects(nodes: list[dict], serving: list[dict], run: Run, hosts: dict) -> list[dict]:
-    """Those of the DaemonSet, and those that DRA needs."""
-    typed, mine = nodes[0]["variables"], hosts[nodes[0]["host"]]["device_plugin"]
+def _plugin_of_cluster(nodes: list[dict], serving: list[dict], run: Run, mine: dict) -> dict:
+    """objects of the DaemonSet and of DRA, and the namespace of their accounts. mine: config of the first node."""
+    typed = nodes[0]["variables"]
     in_pods, made = typed["device_plugin_mode"] == "daemonset", []
     if in_pods:
         names = ("image", "node_selector", "use_cdi", "metrics_address", "kubelet_root", "api")
@@ -326,7 +326,8 @@ def _plugin_objects(nodes: list[dict], serving: list[dict], run: Run, hosts: dic
         "namespace": "kube-system" if in_pods else "gpufabric-rdma",
         "extended_resources": typed["device_plugin_extended_resources"],
     }
-    return made + plugin_dra.objects([hosts[node["host"]]["dra"] for node in serving], of_dra)
+    made += plugin_dra.objects([{"name": name_of(node), "rails": _over_dra(node)} for node in serving], of_dra)
+    return {"objects": made, "namespace": of_dra["namespace"]}
 
 
 def _over_dra(node: dict) -> dict:

@@ -55,7 +55,7 @@ def host_of(node: dict, cni: dict | None = None) -> dict:
     return {
         "host": node["host"],
         "rails": network_rails(facts),
-        "dra_rails": [int(index) for index in dra_rails(served[0], facts, *served[1:])],
+        "dra_rails": list(dra_rails(served[0], facts, *served[1:])),
         **{key: networks[key] for key in ("netdevs", "routes", "files", "tools")},
         **({} if cni is None else {"cni": cni}),
     }

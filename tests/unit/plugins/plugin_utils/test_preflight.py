@@ -501,7 +501,7 @@ def test_the_plan_has_config_and_objects_of_the_device_plugin(read):
         options = {f"device_plugin_{name}": value for name, value in given.items()}
         nodes = [read(name, {**options, "k3s_node_name": f"gpu-{name}"}) for name in ("a", "b")]
         decided = planned(nodes, "device_plugin", daemonset=yaml.safe_load(DAEMONSET.read_text()))
-        return decided["hosts"]["a"]["device_plugin"], [item["kind"] for item in decided["device_plugin_objects"]]
+        return decided["hosts"]["a"]["device_plugin"], [item["kind"] for item in decided["device_plugin"]["objects"]]
 
     mine, objects = made()
     assert (len(json.loads(mine["config"])["configList"]), mine["links_up"], objects) == (8, False, [])
