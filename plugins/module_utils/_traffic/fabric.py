@@ -119,11 +119,11 @@ def end_process(pid: int, born) -> None:
 
 def started_at(pid: int):
     """Start time of a process in ticks since boot; None when it is gone (a zombie is gone)."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] != "Z" else None
 
 
-def _read(path: str) -> str:
+def text_of(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read()

@@ -98,8 +98,11 @@ def run(rounds: list[dict], options: dict, tree: Tree, clock=time) -> list[dict]
 def _step(step: dict, deadline: float, options: dict, tree: Tree, clock) -> dict:
     side = step["test"][step["role"]]
     before = counters.read(tree, side["hca"], side["port"], side["netdev"])
-    end = _server if step["role"] == "server" else _client
-    outcome = end(command(step, options["seconds"], options["tool"]), step["test"]["tool"], deadline, options, clock)
+    argv = command(step, options["seconds"], options["tool"])
+    if step["role"] == "server":
+        outcome = _server(argv, deadline, clock)
+    else:
+        outcome = _client(argv, step["test"]["tool"], deadline, options, clock)
     after = counters.read(tree, side["hca"], side["port"], side["netdev"])
     return {
         "id": step["id"],
@@ -115,7 +118,7 @@ def _left(deadline: float, clock) -> float:
     return max(1.0, deadline - clock.monotonic())
 
 
-def _server(argv: list[str], _tool: str, deadline: float, _options: dict, clock) -> dict:
+def _server(argv: list[str], deadline: float, clock) -> dict:
     code, said = fabric.run_tool(argv, _left(deadline, clock))
     return {"ok": code == 0, "error": None if code == 0 else fabric.complaint(said) or f"exit code {code}"}
 
@@ -206,7 +209,7 @@ def collect(wait_seconds: float, root: str = "/", clock=time) -> dict:
 def _why_gone(state: str, record) -> str:
     if not record:
         return "the process was never started here"
-    said = _text(os.path.join(state, "said.txt")).strip().splitlines()
+    said = fabric.text_of(os.path.join(state, "said.txt")).strip().splitlines()
     return f"the process ended without a result: {said[-1] if said else 'no output'}"
 
 
@@ -220,13 +223,5 @@ def stop(root: str = "/") -> None:
 
 
 def _load(path: str):
-    text = _text(path)
+    text = fabric.text_of(path)
     return json.loads(text) if text else None
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from .._verify.pairs import first_free
+from .._verify.pairs import book
 
 
 def circle(names: list, peers: Optional[int] = None) -> list[list[tuple]]:
@@ -52,8 +52,5 @@ def rounds(groups: list[list], resources: dict, peers: Optional[int] = None) -> 
     for group in groups:
         for pairs in circle(group, peers):
             for one, other in pairs:
-                number = first_free(busy, resources[one] | resources[other])
-                if number == len(scheduled):
-                    scheduled.append([])
-                scheduled[number].append((one, other))
+                book(scheduled, busy, resources[one] | resources[other], (one, other))
     return scheduled

@@ -304,7 +304,8 @@ def firewall_checks(
 ) -> list[dict]:
     """Whether the node's ports answer its peers.
 
-    results: as _preflight.firewall.plan has them; None where the node's peers were not asked, for `failure`."""
+    results: as _preflight.firewall.plan has them; None where the node's peers were not asked, for `failure`.
+    """
     if results is None:
         why, step = failure or "an earlier step of this run failed", "fix that and run playbooks/verify.yml again"
         return [check("firewall", "firewall", NOT_VERIFIED, "ports that answer the node's peers", why, step)]

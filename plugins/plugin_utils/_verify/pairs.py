@@ -186,15 +186,18 @@ def joined(answers: list[dict]) -> dict:
     return results
 
 
-def first_free(busy: dict, needed) -> int:
-    """The first round in which nothing needed is busy; from now on it is. busy: {resource: a bit for each round}."""
+def book(rounds: list[list], busy: dict, needed, item) -> None:
+    """Put an item into the first round in which nothing needed is busy. busy: {resource: a bit for each round}."""
     taken = 0
     for resource in needed:
         taken |= busy.get(resource, 0)
     first = ~taken & (taken + 1)
     for resource in needed:
         busy[resource] = busy.get(resource, 0) | first
-    return first.bit_length() - 1
+    number = first.bit_length() - 1
+    if number == len(rounds):
+        rounds.append([])
+    rounds[number].append(item)
 
 
 def plan(nodes: list[dict]) -> dict:
@@ -218,9 +221,7 @@ def plan(nodes: list[dict]) -> dict:
                 made = _tests(client, server, network, next_port)
                 tests += made
                 for test in [test for test in made if not test["missing"]]:
-                    number = first_free(busy, {*client["resources"], *server["resources"]})
-                    rounds += [[] for _more in range(number + 1 - len(rounds))]
-                    rounds[number].append(test["id"])
+                    book(rounds, busy, {*client["resources"], *server["resources"]}, test["id"])
     unpaired = [
         {**end, "reason": end["reason"] or why_alone(end, every, len(nodes))}
         for end in every
