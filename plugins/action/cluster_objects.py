@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 
 from ansible.module_utils.common.validation import check_type_path
-from ansible.module_utils.common.yaml import yaml_load
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Refused, failure, result
@@ -15,7 +14,6 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import termin
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder as git_folder
 
-LOCK = pathlib.Path(__file__).resolve().parents[2] / "lock/artifacts.yml"
 MODULE = "gpufabric.rdma.cluster_objects"
 # What another task needs to do the same for this owner.
 PART = ("objects", "owner", "prune_types", "takeover_allowed", "applied_by", "wait")
@@ -31,8 +29,10 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         args = dict(self._task.args)
         if "folder" in args:
-            folder_path = pathlib.Path(check_type_path(args["folder"])).absolute()
-            return written(folder_path, args["rendered"], self._task.check_mode)
+            types = {"folder": "path", "rendered": "dict"}
+            spec = {name: {"type": kind, "required": True} for name, kind in types.items()}
+            _validation, args = self.validate_argument_spec(argument_spec=spec)
+            return written(pathlib.Path(args["folder"]).absolute(), args["rendered"], self._task.check_mode)
         if "bundle" in args:
             args["objects"] = by_digest(args["objects"], args.pop("bundle"))
         if not boolean(args.pop("render", False)):
@@ -43,7 +43,7 @@ class ActionModule(ActionBase):
 def by_digest(objects: list[dict], bundle: str | None) -> list[dict]:
     """The objects with the lock's digest of each image that a node has to pull."""
     described = folder.described(check_type_path(bundle or ""))
-    return folder.by_digest(objects, yaml_load(LOCK.read_text(encoding="utf-8")), described)
+    return folder.by_digest(objects, folder.lock(), described)
 
 
 def written(path: pathlib.Path, rendered: dict, check_mode: bool) -> dict:

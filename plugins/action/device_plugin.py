@@ -10,11 +10,10 @@ import subprocess
 import sys
 import tempfile
 
-from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import PLUGIN
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin, folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
 COLLECTION = pathlib.Path(__file__).resolve().parents[2]
@@ -69,10 +68,9 @@ class ActionModule(ActionBase):
 
 @functools.cache
 def locked_wheels() -> list:
-    lock = yaml_load((COLLECTION / "lock/artifacts.yml").read_text(encoding="utf-8"))
     return [
         {key: wheel[key] for key in ("name", "version", "files")}
-        for wheel in lock["wheels"]
+        for wheel in folder.lock()["wheels"]
         if wheel["used_by"] == "device_plugin"
     ]
 

@@ -12,13 +12,13 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import PLUGIN
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, libraries, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall, host, plan, variables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files as report_files
 
-COLLECTION = pathlib.Path(__file__).resolve().parents[2]
-LOCK, DAEMONSET = COLLECTION / "lock/artifacts.yml", COLLECTION / "device_plugin/deploy/daemonset.yaml"
+DAEMONSET = pathlib.Path(__file__).resolve().parents[2] / "device_plugin/deploy/daemonset.yaml"
 # What the steps of the role discovery register.
 READ, PLANNED = "__discovery_read", "__discovery_planned"
 LISTENING, TOLD = "__node_firewall_listening", "__node_firewall_told"
@@ -145,8 +145,8 @@ class ActionModule(ActionBase):
             nodes=group,
             servers={name: self._server(name, task_vars) for name in servers},
             bundle=nodes[0]["variables"]["k3s_bundle_dir"] if nodes else None,
-            lock=_document(LOCK),
-            daemonset=_document(DAEMONSET),
+            lock=folder.lock(),
+            daemonset=_daemonset(),
             now=time.time(),
             offered=args["offered"],
             answers=answers,
@@ -187,8 +187,8 @@ def _read_of(task_vars, hosts, since) -> list[dict]:
 
 
 @functools.cache
-def _document(path: pathlib.Path) -> dict:
-    return yaml_load(path.read_text(encoding="utf-8"))
+def _daemonset() -> dict:
+    return yaml_load(DAEMONSET.read_text(encoding="utf-8"))
 
 
 _documented = variables.documented_roles

@@ -10,6 +10,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text a
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts as drift_verdicts
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, query, tables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge as matrix_judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import log as nccl_log
@@ -20,7 +21,6 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host
 # Variables that each host has; the others are taken from the host that runs the task.
 OF_HOSTS = ("node", "cni", "started", "collected")
 DRIFT_FILES = ("json_file", "junit_file", "verdict_file")
-RECORDER = "GPUFABRIC_RDMA_DRIFT_RECORDER"
 
 
 class ActionModule(ActionBase):
@@ -225,7 +225,7 @@ def _unguarded(task_vars) -> str | None:
     """Why the recorder would not keep this run from changing a node."""
     if not task_vars.get("ansible_check_mode"):
         return "drift: wanted a run in check mode, seen one without. Next step: run again with --check"
-    if os.environ.get(RECORDER) != "1":
+    if os.environ.get(drift_verdicts.LISTENING) != "1":
         return (
             "drift recorder: wanted it loaded with the playbook, seen none. Next step: run the collection's playbook "
             "gpufabric.rdma.drift, or set callbacks_enabled to gpufabric.rdma.drift"

@@ -41,8 +41,6 @@ _NAMES = """
 _OTHERS = ("ansible.posix.firewalld", "community.general.ufw")
 HARMLESS = frozenset({*(f"ansible.builtin.{name}" for name in _NAMES.split()), *_OTHERS})
 GUARD_VARIABLE = "__drift_guarded"
-# Workers are forked from this process, so the tasks of the run see that the recorder is loaded.
-LISTENING = "GPUFABRIC_RDMA_DRIFT_RECORDER"
 # A further file for the verdict, set by bin/drift.py, which cannot know the options of this run.
 ANSWER = "GPUFABRIC_RDMA_DRIFT_ANSWER"
 
@@ -55,7 +53,7 @@ class CallbackModule(CallbackBase):
 
     def __init__(self):
         super().__init__()
-        os.environ[LISTENING] = "1"
+        os.environ[verdicts.LISTENING] = "1"
         self._record = None
         self._settings = {}
         self._guarding = False

@@ -1,4 +1,4 @@
-"""What DKMS has built for which kernel, from `dkms status`, and the end of a failed build's log.
+"""What DKMS has built for which kernel, the end of a failed build's log, and whether the kernel loads what it signs.
 
 PRIVATE to the collection.
 """
@@ -9,6 +9,15 @@ import re
 from typing import Any, NamedTuple, Optional
 
 from ..hca.tree import Tree
+
+_EFI = "/sys/firmware/efi"
+_SECURE_BOOT = f"{_EFI}/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+_MOK_LISTS = (
+    f"{_EFI}/mok-variables/MokListRT",
+    f"{_EFI}/efivars/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23",
+)
+# Ubuntu signs with shim's key, all others with DKMS's own.
+_DKMS_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 # dkms 2.x: "name, version, kernel, arch: state"; 3.x: "name/version, kernel, arch: state"; not built: no kernel.
 _LINE = re.compile(
@@ -94,18 +103,12 @@ def _natural(version: str) -> list:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", version) if part]
 
 
-_EFI = "/sys/firmware/efi"
-_SECURE_BOOT = f"{_EFI}/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-_MOK_LISTS = (
-    f"{_EFI}/mok-variables/MokListRT",
-    f"{_EFI}/efivars/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23",
-)
-# Ubuntu signs with shim's key, all others with DKMS's own.
-_DKMS_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
-
-
 def secure_boot(tree: Tree) -> dict[str, Any]:
-    """{enabled: bool|"unknown: …", lockdown, signatures_required, dkms_key: path|None, dkms_key_enrolled: bool}."""
+    """{enabled: bool|"unknown: …", lockdown, signatures_required, dkms_key: path|None, dkms_key_enrolled: bool}.
+
+    Sources: the EFI variable SecureBoot (four bytes of attributes, then 0 or 1), the lockdown file of securityfs, the
+    kernel's own sig_enforce, and shim's list of machine owner keys, which contains the raw certificates.
+    """
     enabled: Any = False
     if tree.isdir(_EFI):
         data = tree.read_bytes(_SECURE_BOOT)

@@ -23,6 +23,8 @@ CONFIG = "/etc/keepalived/gpufabric-rdma-k3s.conf"
 CHECK = "/usr/libexec/keepalived/gpufabric-rdma-k3s-ready"
 UNIT = f"{SYSTEM}/gpufabric-rdma-k3s-address.service"
 FILES = (CONFIG, CHECK, UNIT)
+ARP_SECONDS = 1
+ARP_COMPLETE = 0x2  # ATF_COM of include/uapi/linux/if_arp.h
 
 
 def configured(text: Optional[str]) -> str:
@@ -32,10 +34,6 @@ def configured(text: Optional[str]) -> str:
         return ""
     after = [lines[number + 1] for number, line in enumerate(lines[:-1]) if line.strip() == "virtual_ipaddress {"]
     return after[0].strip().partition("/")[0] if after else ""
-
-
-ARP_SECONDS = 1
-ARP_COMPLETE = 0x2  # ATF_COM of include/uapi/linux/if_arp.h
 
 
 def shared(wanted: str, run: Callable) -> dict:

@@ -7,20 +7,31 @@ the choosers are pure; `described` reads the description, `damaged` the files.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import pathlib
 import re
 from collections.abc import Iterable
 
 import yaml
+from ansible.module_utils.common.yaml import yaml_load
 
 from ...module_utils._bundle.lock import DESCRIPTION, ORIGINS, SCHEMA
 from ...module_utils._core.change import Finding
 from ...module_utils._core.files import sha256_of
 
+LOCK = pathlib.Path(__file__).resolve().parents[3] / "lock/artifacts.yml"
 ARCHITECTURES = ("amd64", "arm64", "any")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_CONTAINERS = ("initContainers", "containers")
 _FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy all of it here"
+
+
+@functools.cache
+def lock() -> dict:
+    """The collection's lock. Do not modify it."""
+    return yaml_load(LOCK.read_text(encoding="utf-8"))
 
 
 def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
@@ -136,9 +147,6 @@ def damaged(folder: str, rows: Iterable[dict]) -> list[Finding]:
         if seen != row["sha256"]:
             found.append(Finding(path, f"sha256 {row['sha256']}", f"sha256 {seen}", f"do not use it; {_FILL}"))
     return found
-
-
-_CONTAINERS = ("initContainers", "containers")
 
 
 def by_digest(objects: list[dict], lock: dict, bundle: dict | None) -> list[dict]:

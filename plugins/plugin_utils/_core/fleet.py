@@ -15,7 +15,6 @@ from ...module_utils._core.change import Finding
 from ...module_utils._core.text import sentence
 
 HOSTS = {"type": "list", "elements": "str"}
-# Options of an action that takes one variable of each host.
 
 
 def variables(task_vars: dict, hosts: list[str], names: dict[str, str], needed: str = "") -> list[dict[str, Any]]:

@@ -13,6 +13,8 @@ from ...module_utils._core.text import sentence
 from ...module_utils.hca.facts import reboot_reasons
 
 SCHEMA = "gpufabric.rdma/drift/1"
+# Set by the recorder. Workers are forked from its process, so the tasks of the run see that it is loaded.
+LISTENING = "GPUFABRIC_RDMA_DRIFT_RECORDER"
 VERDICT_SCHEMA = "gpufabric.rdma/drift-verdict/1"
 CONVERGED, DRIFT, REBOOT, UNSAFE, UNREACHABLE = "converged", "drift", "reboot_pending", "unsafe", "unreachable"
 # Best first: the worst of what is true of a host is its verdict, and the worst host gives the run's exit code.

@@ -22,6 +22,7 @@ MARK = "# Rendered by Ansible collection gpufabric.rdma (playbooks/render.yml); 
 LIST = "kustomization.yaml"
 # As the API server takes them (RBAC allows colons); a node may have named the object.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
+# What every version of YAML reads as the same string; all else is quoted, as 1e3, y or 0x1 might not be one.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9./_-]*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 # kustomize reads only one of these in a directory.

@@ -457,21 +457,10 @@ def roles_named(path):
     return [(item["name"].rpartition(".")[2], item.get("tasks_from", "main")) for item in found]
 
 
-def applied(play):
-    """Names in their order; of some the nodes come first and the objects of all later."""
-    names = [role["role"] for role in play.get("roles", [])]
-    for task in [*play.get("pre_tasks", []), *play.get("tasks", [])]:
-        named = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role")
-        if named and named.get("tasks_from", "main") in ("main", "nodes"):
-            names += task.get("loop") or [named["name"]]
-    # The role discovery plans for the others.
-    return [name for name in (role.rpartition(".")[2] for role in names) if name != "discovery"]
-
-
 def test_drift_compares_every_role_that_host_and_cluster_apply_in_their_order():
     def order(name):
         plays = yaml.safe_load((ROOT / "playbooks" / name).read_text())
-        return [role for play in plays if "hosts" in play for role in applied(play)]
+        return [role for play in plays if "hosts" in play for role in running.applied(play)]
 
     compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/host.yml")))
     assert compared == ["driver", *(role for role in order("layers/host.yml") if role != "reboot")]

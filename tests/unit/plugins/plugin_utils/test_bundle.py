@@ -17,21 +17,21 @@ import zipfile
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action.cluster_objects import by_digest
-from ansible_collections.gpufabric.rdma.plugins.action.plan import LOCK as LOCK_FILE
 from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_package
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as plugin_node
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as wheels_of
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin as code
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import driver
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import bundle as needs
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
 from ansible_collections.gpufabric.rdma.tests.tools import rendering
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_k3s as machines
 
-ROOT = LOCK_FILE.parents[1]
+ROOT = bundle_folder.LOCK.parents[1]
 ROLES = ROOT / "roles"
-LOCK = yaml.safe_load(LOCK_FILE.read_text())
+LOCK = yaml.safe_load(bundle_folder.LOCK.read_text())
 PINNED = needs.with_digest(LOCK)
 IMAGES = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text())["__networks_pinned_images"]
 BASE = [
