@@ -53,9 +53,9 @@ def test_a_role_that_reads_a_shared_variable_depends_on_common(role):
 def test_every_place_claims_the_same_oldest_ansible_core():
     requires = load(ROOT / "meta/runtime.yml")["requires_ansible"].removeprefix(">=")
     claims = {load(role / "meta/main.yml")["galaxy_info"]["min_ansible_version"] for role in ROLES}
-    versions = (ROOT / "tests/versions.txt").read_text()
+    tools = (ROOT / "requirements-dev.txt").read_text()
     assert claims == {requires.removesuffix(".0")}
-    assert re.search(r"^(\d+\.\d+)", versions, re.MULTILINE)[1] in claims
+    assert re.search(r"^ansible-core==(\d+\.\d+)", tools, re.MULTILINE)[1] in claims
 
 
 def test_galaxy_requires_the_collections_that_shipped_code_uses():
