@@ -20,7 +20,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import file
 
 DAEMONSET = pathlib.Path(__file__).resolve().parents[2] / "device_plugin/deploy/daemonset.yaml"
 # What the steps of the role discovery register.
-READ, PLANNED = "__discovery_read", "__discovery_planned"
+READ, PLANNED, OUTSIDE = "__discovery_read", "__discovery_planned", "__discovery_outside"
 LISTENING, TOLD = "__node_firewall_listening", "__node_firewall_told"
 
 
@@ -36,6 +36,7 @@ class ActionModule(ActionBase):
                 "step": {"type": "str", "required": True, "choices": ["read", "plan", "print", "refuse"]},
                 "roles": {"type": "list", "elements": "str", "required": True},
                 "hosts": {"type": "list", "elements": "str", "default": []},
+                "server": {"type": "str"},
                 "answered": {"type": "bool", "default": False},
                 "offered": {"type": "dict"},
                 "read_since": {"type": "str"},
@@ -45,7 +46,7 @@ class ActionModule(ActionBase):
             },
         )
         if args["step"] == "read":
-            return self._read(args["roles"], task_vars)
+            return self._read(args["roles"], args["server"], task_vars)
         if args["step"] == "plan":
             return self._plan(args, task_vars)
         planned = task_vars[PLANNED]
@@ -59,21 +60,26 @@ class ActionModule(ActionBase):
             terminal.show(text)
         return {"changed": False, "plan": clean(text).splitlines() if not planned["findings"] else []}
 
-    def _read(self, roles, task_vars):
-        """The host's variables, typed, and its facts; why it cannot be read is data, for the list of all problems."""
-        typed, wrong = self._variables(roles, task_vars)
+    def _read(self, roles, server, task_vars):
+        """The host's variables, typed, and its facts; why it cannot be read is data, for the list of all problems.
+
+        server: one that this run leaves out, and delegates to.
+        """
+        host = server or task_vars["inventory_hostname"]
+        known = task_vars["hostvars"][host] if server else task_vars
+        typed, wrong = self._variables(roles, known)
         documented = variables.options()
         result = {
             "changed": False,
-            "host": task_vars["inventory_hostname"],
-            "address": self._templar.template(task_vars.get("ansible_host") or task_vars["inventory_hostname"]),
+            "host": host,
+            "address": self._templar.template(known.get("ansible_host") or host),
             # Ansible prints and stores results, so they must not hold a secret.
             "variables": {name: value for name, value in typed.items() if not documented[name].get("no_log")},
             "problems": [as_dict(finding) for finding in wrong],
         }
         try:
             seen = self._execute_module(
-                "gpufabric.rdma.node_facts", module_args=self._asked(roles, typed, task_vars), task_vars=task_vars
+                "gpufabric.rdma.node_facts", module_args=self._asked(roles, typed, host, task_vars), task_vars=task_vars
             )
         except AnsibleConnectionFailure as error:
             return {**result, "lost": str(error), "failure": f"unreachable: {error}"}
@@ -81,7 +87,7 @@ class ActionModule(ActionBase):
             return {**result, "failure": " ".join(str(error).split())}
         if seen.get("failed"):
             return {**result, "failure": seen.get("msg") or "the module gave no reason"}
-        return {**seen, **result}
+        return {**seen, **result, "ansible_facts": {} if server else seen.get("ansible_facts") or {}}
 
     def _variables(self, roles, task_vars):
         options = variables.options()
@@ -97,8 +103,9 @@ class ActionModule(ActionBase):
         wrong += host.unknown(task_vars, options, _documented(), typed["discovery_known_variables"])
         return {**typed, **checked}, wrong
 
-    def _asked(self, roles, typed, task_vars) -> dict:
+    def _asked(self, roles, typed, host, task_vars) -> dict:
         """Arguments of node_facts: in one call what the planners of these roles ask."""
+        serves = host in self._members(task_vars)[1]
         asked = {
             "root": typed["discovery_root"],
             "software_hcas": typed["discovery_software_hcas"],
@@ -107,9 +114,10 @@ class ActionModule(ActionBase):
             "runtime": "device_plugin" in roles and typed["device_plugin_api"] != PLUGIN,
         }
         if "k3s" in roles:
-            serves = typed["k3s_api_address"] and task_vars["inventory_hostname"] in self._members(task_vars)[1]
-            shared = {"shared_address": typed["k3s_api_address"]} if serves else {}
+            shared = {"shared_address": typed["k3s_api_address"]} if serves and typed["k3s_api_address"] else {}
             asked["k3s"] = {"tests_namespace": typed["verification_namespace"], **shared}
+        elif serves and {"node_ready", "reset"} & set(roles):
+            asked["k3s"] = {}
         if "networks" in roles:
             asked["networks"] = {"directory": typed["networks_multus_conf_dir"]}
         return asked
@@ -149,6 +157,7 @@ class ActionModule(ActionBase):
             daemonset=_daemonset(),
             now=time.time(),
             offered=args["offered"],
+            outside=[row for row in (task_vars.get(OUTSIDE) or {}).get("results") or [] if "host" in row],
             answers=answers,
             lacking={
                 tool: name

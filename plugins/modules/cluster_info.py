@@ -66,7 +66,8 @@ cluster:
 dra:
   description: >-
     C(version) of Kubernetes; C(served), whether C(resource.k8s.io/v1) is; C(gates), for each feature gate whether the
-    API server keeps its fields; C(nodes), by name with C(kubelet) and C(runtime). Null where no API server responds.
+    API server keeps its fields; C(nodes), by name with C(kubelet), C(runtime) and C(system_uuid). Null
+    where no API server responds.
   returned: with O(dra)
   type: dict
 pod:

@@ -74,12 +74,17 @@ hostname:
   description: The node's host name in lower case, or empty.
   returned: success
   type: str
+system_uuid:
+  description: What a kubelet on this machine reports as its system UUID, or empty.
+  returned: success
+  type: str
 k3s:
   description: >-
     C(architecture) (amd64 or arm64), C(python), C(clock) (seconds since the epoch), C(version), C(sums) (SHA-256 of
     the program and of each image archive, by path), C(addresses), C(routes), C(services), C(foreign_files) (of a k3s
     that this collection did not set up), C(others) (other distributions), C(namespaces) (findings about
-    O(k3s.tests_namespace)), C(shared), C(shared_address) and C(address_files).
+    O(k3s.tests_namespace)), C(shared), C(shared_address), C(address_files), C(etcd) (what the etcd of a server says of
+    its members) and C(registered) (the system UUID of each Node, by its name, as a server that runs has them).
   returned: with O(k3s)
   type: dict
 networks:
@@ -108,7 +113,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import unreadable
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, rdma_facts
-from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import hostname
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import hostname, system_uuid
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
@@ -140,7 +145,7 @@ def main() -> None:
 
 def asked(module: AnsibleModule, tree: Tree) -> dict:
     """What is asked besides the facts."""
-    params, state = module.params, {"hostname": hostname(tree)}
+    params, state = module.params, {"hostname": hostname(tree), "system_uuid": system_uuid(tree)}
     if params["k3s"] is not None:
         state["k3s"] = k3s.state(module.run_command, params["root"], **params["k3s"])
     if params["networks"] is not None:

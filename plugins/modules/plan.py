@@ -34,6 +34,9 @@ options:
     type: list
     elements: str
     default: []
+  server:
+    description: A server that is not in this run, for O(step=read) delegated to it. Its variables and facts are read.
+    type: str
   answered:
     description: Whether the role node_firewall has probed the ports since the last plan, whose other findings hold.
     type: bool

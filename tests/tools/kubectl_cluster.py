@@ -260,6 +260,10 @@ def get(state, words) -> None:
             and (not node or item["spec"].get("nodeName") == node)
             and (not only or item["metadata"]["name"] == only)
         ]
+        if "systemUUID" in option(words, "output"):
+            for item in items:
+                print(item["metadata"]["name"], item.get("status", {}).get("nodeInfo", {}).get("systemUUID", ""))
+            return
         print(json.dumps({"apiVersion": "v1", "kind": "List", "items": [seen(item, managed) for item in items]}))
 
 

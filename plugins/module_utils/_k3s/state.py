@@ -35,6 +35,12 @@ _OTHERS = {
     "/var/snap/microk8s/current": "MicroK8s",
     "/var/lib/k0s/kubelet.conf": "k0s",
 }
+_UUID_FILES = (
+    "/sys/class/dmi/id/product_uuid",
+    "/proc/device-tree/system-id",
+    "/proc/device-tree/vm,uuid",
+    "/etc/machine-id",
+)
 _IPTABLES = re.compile(r"iptables v(\d+)\.(\d+)\.(\d+)")
 
 
@@ -73,6 +79,12 @@ def node(root: str, run: Callable) -> dict:
 
 def hostname(tree: Tree) -> str:
     return (tree.read("/proc/sys/kernel/hostname") or "").strip().lower()
+
+
+def system_uuid(tree: Tree) -> str:
+    """Where the kubelet (cAdvisor) looks, in its order."""
+    texts = (tree.read(path) for path in _UUID_FILES)
+    return next((text.strip("\0\n ") for text in texts if text is not None), "")
 
 
 def others(tree: Tree) -> dict[str, str]:

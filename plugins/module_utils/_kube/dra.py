@@ -22,7 +22,8 @@ _PROBE = "probe.rdma.gpufabric.io"
 
 def capabilities(kubectl: Kubectl) -> dict:
     """version (of Kubernetes), served (whether resource.k8s.io/v1 is), gates {feature gate: whether the API server
-    keeps its fields}, nodes {name: {kubelet, runtime}}. Effect: none, two objects are applied as a dry run.
+    keeps its fields}, nodes {name: {kubelet, runtime, system_uuid}}. Effect: none, two objects are applied as a dry
+    run.
 
     An API server drops fields of a gate that is off, without a word.
     """
@@ -31,6 +32,7 @@ def capabilities(kubectl: Kubectl) -> dict:
         item["metadata"]["name"]: {
             "kubelet": (item.get("status") or {}).get("nodeInfo", {}).get("kubeletVersion") or "",
             "runtime": (item.get("status") or {}).get("nodeInfo", {}).get("containerRuntimeVersion") or "",
+            "system_uuid": (item.get("status") or {}).get("nodeInfo", {}).get("systemUUID") or "",
         }
         for item in kubectl.items("nodes")
     }

@@ -8,10 +8,12 @@ from typing import Callable, Optional
 from .._core.change import Refused
 from .._k3s import address
 from .._k3s import state as k3s_state
-from . import ownership
+from ..hca import Tree
+from . import ownership, quorum
 from .kubectl import OF_K3S, Kubectl, KubectlError
 
 PATIENCE = 20  # seconds
+_UUIDS = '{range .items[*]}{.metadata.name} {.status.nodeInfo.systemUUID}{"\\n"}{end}'
 
 
 def state(
@@ -27,8 +29,20 @@ def state(
         node["shared"] = address.shared(shared_address, run)
     serving = node["services"]["k3s"]["active"]
     client = Kubectl(kubectl, limit=PATIENCE)
+    node["etcd"] = quorum.etcd(Tree(root))
+    node["registered"] = registered(client) if serving else {}
     node["namespaces"] = refused_namespaces(client, tests_namespace) if tests_namespace and serving else []
     return node
+
+
+def registered(kubectl: Kubectl) -> dict[str, str]:
+    """{name of a Node: system UUID of its machine}; nothing if the API server is silent."""
+    try:
+        code, out, _error = kubectl.run_retrying("get", "nodes", f"--output=jsonpath={_UUIDS}")
+    except KubectlError:
+        return {}
+    rows = [line.partition(" ") for line in out.splitlines()] if code == 0 else []
+    return {name: uuid for name, _space, uuid in rows}
 
 
 def refused_namespaces(kubectl: Kubectl, name: str) -> list[dict]:

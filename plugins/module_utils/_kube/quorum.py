@@ -37,7 +37,9 @@ def fetch(url: str) -> str:
 
 
 def etcd(tree: Tree, fetch: Fetch = fetch) -> Optional[dict]:
-    """{known, active (with itself), leader} of the etcd inside k3s, {error} where it does not say, None without one."""
+    """{itself, known, active (with itself), leader} of the etcd inside k3s, {error} where it does not say, None without
+    one.
+    """
     config = tree.read(ETCD_CONFIG)
     if config is None:
         return None
@@ -52,8 +54,9 @@ def etcd(tree: Tree, fetch: Fetch = fetch) -> Optional[dict]:
     itself = {local for _kind, local, _remote, _value in _GAUGE.findall(text)}
     members = {kind: {remote for which, remote in rows if which == kind} for kind in ("known", "active")}
     return {
-        "known": members["known"] | itself,
-        "active": members["active"] | itself,
+        "itself": next(iter(itself), None),
+        "known": sorted(members["known"] | itself),
+        "active": sorted(members["active"] | itself),
         "leader": bool(_LEADER.search(text)),
     }
 
@@ -99,7 +102,7 @@ def _etcd(nodes: list[dict], etcd: Optional[dict]) -> list[Finding]:
         return [Finding(obj, wanted, etcd["error"], "see journalctl -u k3s on the server and run again")]
     # etcd before 3.6 does not say whom it knows: then the nodes do.
     count = max(len(etcd["known"]), sum(_ETCD in (node["metadata"].get("labels") or {}) for node in nodes))
-    away = sorted(etcd["known"] - etcd["active"])
+    away = sorted(set(etcd["known"]) - set(etcd["active"]))
     seen = [] if etcd["leader"] else ["no leader"]
     if len(etcd["active"]) < count:
         named = f", without {', '.join(away)}" if away else ""

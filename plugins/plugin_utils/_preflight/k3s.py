@@ -4,14 +4,15 @@ PRIVATE to the collection. Pure; runs on the controller, where netaddr is. A nod
 read, or None), failure, variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of
 all hosts of k3s_servers in order, also those that this run leaves out), guessed_from (without that group: the nodes, of
 which the first is the server; else empty), first_addresses (what the inventory says of a guessed server),
-server_addresses {host of servers: (k3s_node_ip, ansible_host)} where servers share an address}.
+server_addresses {host of servers: (k3s_node_ip, ansible_host)} where servers share an address}. A server outside of
+the run comes in the same form: what concerns the cluster is decided from all servers of the inventory.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 from ...module_utils._core import text as core_text
@@ -30,7 +31,7 @@ _ODD_IPTABLES = ([1, 8, 0], [1, 8, 4])
 _CLOCK_LIMIT, _CLOCK_READING = 600, 5
 _PORTS = {"server": (6443, 10250), "agent": (10250,)}
 _ETCD_PORTS = (2379, 2380)
-NAME = "k3s:node-name"
+NAME, SILENT, MACHINE, QUORUM = "k3s:node-name", "k3s:silent-servers", "k3s:machine", "k3s:quorum"
 _VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
 _LABEL = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
@@ -42,18 +43,22 @@ def decide(
     changing_version: bool = False,
     now: float | None = None,
     inventory: Iterable[str] = (),
+    outside: Sequence[dict] = (),
 ) -> dict:
     """{findings: of all hosts (see at), notes: [...], nodes: {host: decision}}. now: by the controller's clock;
-    inventory: all its hosts, also those that this run leaves out.
+    inventory: all its hosts; outside: servers that this run leaves out.
     """
     found: list[dict] = []
     notes: list[str] = []
+    here = {node["host"] for node in nodes}
+    everyone = [*nodes, *outside]
 
     def report(host: str, *findings: Finding) -> None:
-        found.extend(at(host, findings))
+        found.extend(at(host if host in here else ", ".join(sorted(here)), findings))
 
     _cluster(nodes, report)
-    _first_server(nodes, report)
+    _silent(everyone, report, notes)
+    _first_server(nodes, everyone, report)
     readable = [node for node in nodes if node["state"]]
     if now is not None:
         _clocks(readable, now, report, notes)
@@ -63,17 +68,20 @@ def decide(
                 node["host"],
                 Finding("node", "a node that can be read", node["failure"] or "no answer", "fix the cause"),
             )
-    decisions = {node["host"]: _decision(node, nodes) for node in readable}
+    decisions = {node["host"]: _decision(node, everyone) for node in readable}
+    elsewhere = {node["host"]: _decision(node, everyone) for node in outside if node["state"]}
     for node in readable:
         _variables(node, decisions[node["host"]], report)
         _addresses(node, decisions[node["host"]], report, notes)
         _ownership(node, decisions[node["host"]], report, notes)
         _bundled(node, decisions[node["host"]], bundle, folder, changing_version, report)
-    own = {host: (decided["name"], bool(decided["node_name"])) for host, decided in decisions.items()}
-    for host, finding in names(own, {*inventory, *(node["host"] for node in nodes)}):
-        report(host, finding)
-    _node_ips(decisions, report)
-    _agree(decisions, report)
+    own = {host: (each["name"], bool(each["node_name"])) for host, each in {**elsewhere, **decisions}.items()}
+    for host, finding in names(own, {*inventory, *here}):
+        if host in here:
+            report(host, finding)
+    _node_ips(decisions, elsewhere, report)
+    _agree(decisions, elsewhere, report)
+    _skew(decisions, elsewhere, report)
     _shared_address(readable, decisions, report)
     return {"findings": found, "notes": notes, "nodes": decisions}
 
@@ -128,53 +136,57 @@ def _apart(seconds: float) -> str:
     return f"{abs(seconds) / 3600:.1f} hours {'ahead of' if seconds > 0 else 'behind'}"
 
 
-def _first_server(nodes: list[dict], report) -> None:
+def _silent(everyone: list[dict], report, notes: list[str]) -> None:
+    """A server that does not answer may be in another cluster than the rest, unless a majority is in this one."""
+    servers = everyone[0]["servers"]
+    known = {node["host"]: node for node in everyone if node["state"]}
+    silent = [host for host in servers if host not in known]
+    members = [host for host in servers if host in known and known[host]["state"]["cluster"]]
+    if silent and 2 * len(members) > len(servers):
+        notes.append(f"decided without {', '.join(silent)}, which did not answer: {', '.join(members)} are a majority")
+    elif silent:
+        reasons = {node["host"]: node["failure"] for node in everyone}
+        told = [f"{host} ({reasons.get(host) or 'no answer'})" for host in silent]
+        seen = f"no answer from {', '.join(told)}; in the cluster: {', '.join(members) or 'none'}"
+        step = "let the controller reach them, or take those that are gone for good out of k3s_servers, and run again"
+        wanted = f"answers from more than half of the {len(servers)} servers that they are in the cluster"
+        report(servers[0], Finding("servers of the inventory", wanted, seen, step, SILENT))
+
+
+def _first_server(nodes: list[dict], everyone: list[dict], report) -> None:
     """Without certainty which node is the first server, a run makes a second cluster, or changes the wrong one."""
     first, group = (nodes[0]["servers"] or [None])[0], nodes[0]["guessed_from"]
-    here = {node["host"]: node["state"] for node in nodes if node["state"]}
-    in_run = {node["host"] for node in nodes}
-    if first not in here:
-        if group and first not in in_run:
-            _outside(nodes, first, report)
+    known = {node["host"]: node["state"] for node in everyone if node["state"]}
+    if first not in known:
         return
-    own = here[first]
-    others = [host for host, seen in here.items() if host != first and seen["cluster"]]
+    own = known[first]
+    others = [host for host, seen in known.items() if host != first and seen["cluster"]]
     if not group:
-        outside = [host for host in nodes[0]["servers"] if host not in in_run]
-        if outside and not own["cluster"]:
-            seen = f"{first} has no datastore, and this run does not read {', '.join(outside)}, which may have one"
-            step = "run again without --limit, or with all servers: --limit k3s_servers"
-            wanted = "a new cluster only where no server has one"
-            report(first, Finding("group k3s_servers", wanted, seen, step, "k3s:second-cluster"))
         if others and not own["cluster"]:
             seen = f"{first} has no datastore and starts a second cluster beside {', '.join(others)}"
             step = f"put a server of that cluster first in k3s_servers, and {first} behind it"
             wanted = "a first server that holds the cluster's datastore"
-            report(first, Finding("group k3s_servers", wanted, seen, step))
+            report(first, Finding("group k3s_servers", wanted, seen, step, "k3s:second-cluster"))
         return
     missing = []
-    if not own["cluster"]:
-        missing = [host for host in group if host not in in_run]
-        others = [host for host, seen in here.items() if seen["cluster"] or seen["joined"]]
+    if own["cluster"]:
+        addresses = {*nodes[0]["first_addresses"], *(row["address"].partition("/")[0] for row in own["addresses"])}
+        others += [node["host"] for node in nodes if node["state"] and _elsewhere(node, addresses)]
+    else:
+        missing = [host for host in group if host not in {node["host"] for node in nodes}]
+        others = [host for host, seen in known.items() if seen["cluster"] or seen["joined"]]
     doubts = [f"not in this run: {', '.join(missing)}"] if missing else []
     doubts += [f"already in a cluster: {', '.join(others)}"] if others else []
     if doubts:
         report(first, _unnamed(f"no such group, so the first node, {first}, would be it; {'; '.join(doubts)}"))
 
 
-def _outside(nodes: list[dict], first: str, report) -> None:
-    """A guessed server that this run leaves out is certain where nodes have joined its address, or are told a URL."""
-    for node in nodes:
-        seen, url = node["state"], _url(node, nodes)
-        if seen and seen["cluster"]:
-            reason = f"and {node['host']} is a server of a cluster"
-        elif url and not node["variables"]["server_url"] and urlsplit(url).hostname not in node["first_addresses"]:
-            reason = f"and {node['host']} has joined {url}, which is not known to be {first}"
-        else:
-            continue
-        report(
-            node["host"], _unnamed(f"no such group, so the first node, {first}, would be it; not in this run, {reason}")
-        )
+def _elsewhere(node: dict, addresses: set[str]) -> bool:
+    """Whether a node has joined a server at another address, and nobody has said that it is the same."""
+    seen, typed = node["state"], node["variables"]
+    joined = seen["joined"] and seen["server_url"]
+    told = typed["server_url"] or typed.get("api_address")
+    return bool(joined) and not told and urlsplit(joined).hostname not in addresses
 
 
 def _unnamed(seen: str) -> Finding:
@@ -297,13 +309,32 @@ def names(own: dict[str, tuple[str, bool]], inventory: Iterable[str]) -> list[tu
     return found
 
 
-def _node_ips(decisions: dict, report) -> None:
+def machines(own: dict[str, tuple[str, str]], registered: dict[str, str]) -> list[tuple[str, Finding]]:
+    """(host, finding) where the cluster has a Node of that name from another machine: it would get what is the other's.
+
+    own: {host: (name, system UUID)}. registered: {name of a Node: its system UUID}. To delete the Node is the consent:
+    k3s too lets no second machine take the name before that.
+    """
+    found = []
+    for host, (name, uuid) in own.items():
+        there = registered.get(name.lower())
+        if there is not None and there.lower() != uuid.lower():
+            seen = f"system UUID {uuid or 'unknown'}, and the Node's is {there or 'unknown'}"
+            step = (
+                f"if this machine replaces that one, delete its Node (kubectl delete node {name.lower()}) and run "
+                "again; otherwise set k3s_node_name of this host"
+            )
+            found.append((host, Finding(f"node name {name}", "the machine that registered it", seen, step, MACHINE)))
+    return found
+
+
+def _node_ips(decisions: dict, elsewhere: dict, report) -> None:
     owners: dict[str, list[str]] = {}
-    for host, decided in decisions.items():
+    for host, decided in {**decisions, **elsewhere}.items():
         if decided["node_ip"]:
             owners.setdefault(decided["node_ip"], []).append(host)
     for address, hosts in owners.items():
-        for host in hosts if len(hosts) > 1 else ():
+        for host in [host for host in hosts if host in decisions] if len(hosts) > 1 else ():
             report(
                 host,
                 Finding(
@@ -430,9 +461,9 @@ def _network(text: str):
         return ()
 
 
-def _agree(decisions: dict, report) -> None:
-    servers = [decided for decided in decisions.values() if decided["role"] == "server"]
-    for decided in servers[1:]:
+def _agree(decisions: dict, elsewhere: dict, report) -> None:
+    servers = [each for each in [*elsewhere.values(), *decisions.values()] if each["role"] == "server"]
+    for decided in [each for each in servers[1:] if each["host"] in decisions]:
         mine, first = k3s.critical(decided["options"]), k3s.critical(servers[0]["options"])
         for name in sorted(set(mine) | set(first)):
             if mine.get(name) != first.get(name):
@@ -678,6 +709,32 @@ def parse(version: str) -> tuple[int, int, int, int]:
     return tuple(int(part or 0) for part in matched.groups())
 
 
+def _skew(decisions: dict, elsewhere: dict, report) -> None:
+    """What this run installs against the servers that it leaves as they are: no agent may be newer than one of them,
+    and servers may be one minor apart."""
+    for decided in decisions.values():
+        new = _parsed(decided.get("bundle_version"))
+        if new is None or same_version(decided["version"] or "", decided["bundle_version"]):
+            continue
+        least = new if decided["role"] == "agent" else (new[0], new[1] - 1)
+        versions = {host: _parsed(other["version"]) for host, other in elsewhere.items()}
+        behind = [host for host, version in versions.items() if version and version < least]
+        if behind:
+            seen = (
+                f"{decided['bundle_version']} in the bundle; on {', '.join(behind)}: {elsewhere[behind[0]]['version']}"
+            )
+            wanted = "not newer than a server" if decided["role"] == "agent" else "one minor from the other servers"
+            step = "upgrade these servers first (playbooks/upgrade_k3s.yml without --limit)"
+            report(decided["host"], Finding(f"k3s {decided['role']}", wanted, seen, step, "k3s:version-skew"))
+
+
+def _parsed(version: str | None) -> tuple | None:
+    try:
+        return parse(version or "")
+    except ValueError:
+        return None
+
+
 def upgrade(decisions: dict) -> list[dict]:
     """Problems of an upgrade to the bundle's version: a downgrade, a skipped minor, an agent newer than its servers."""
     found = []
@@ -708,3 +765,40 @@ def upgrade(decisions: dict) -> list[dict]:
                 finding = Finding("k3s agent", f"not newer than its servers ({', '.join(behind)})", old, step)
                 found.append((decided["host"], finding))
     return [row for host, finding in found for row in at(host, [finding])]
+
+
+# --- a reset ----------------------------------------------------------------------------------------------------------
+
+
+def reset(nodes: list[dict], outside: Sequence[dict]) -> list[dict]:
+    """Problems of a reset of these nodes: servers that etcd needs. All servers at once may go."""
+    states = {node["host"]: node["state"] for node in [*nodes, *outside] if node["state"]}
+    members = {host: seen["etcd"] for host, seen in states.items() if seen["cluster"] and seen.get("etcd")}
+    going = [node["host"] for node in nodes if node["host"] in members]
+    silent = [host for host in nodes[0]["servers"] if host not in states] if nodes else []
+    ids = {host: seen["itself"] for host, seen in members.items() if seen.get("itself")}
+    views = [seen for seen in members.values() if seen.get("leader")]
+    known = {name for seen in views for name in (*seen["known"], *seen["active"])}
+    stays = [host for host in members if host not in going]
+    if not going or not (stays or silent or known - set(ids.values())):
+        return []
+    # etcd before 3.6 does not say whom it knows: then it is the servers that count.
+    told = views and all(set(seen["active"]) <= set(seen["known"]) for seen in views)
+    count = len(known) if told else max(len(known), len(members) + len(silent))
+    active = {name for seen in views for name in seen["active"]}
+    left = active - {ids[host] for host in going if host in ids}
+    # One of them that does not say which member it is may be any that no server has claimed.
+    spare = min(len([host for host in going if host not in ids]), len(active - set(ids.values())))
+    majority = count // 2 + 1
+    if len(left) - spare >= majority:
+        return []
+    named = f"; no answer from {', '.join(silent)}" if silent else ""
+    finding = Finding(
+        f"etcd without {', '.join(going)}",
+        f"{majority} of {count} members: without a majority the other servers lose the cluster",
+        f"{len(left) - spare}{named}",
+        "bring the other servers back first, or take this one out of etcd (kubectl delete node NAME) and wait until "
+        "they agree; to remove the cluster, run without --limit: all its servers at once may go",
+        QUORUM,
+    )
+    return [row for host in going for row in at(host, [finding])]

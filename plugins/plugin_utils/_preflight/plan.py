@@ -30,7 +30,8 @@ class Run(NamedTuple):
     """What is true of the run and not of one node.
 
     hosts: of the play. nodes: all of the inventory's, whichever this run has. servers: {host: (ansible_host,
-    k3s_node_ip)}, also of those outside of this run. bundle: of the first node. lock: of the collection. daemonset: the
+    k3s_node_ip)}, also of those outside of this run. outside: those, as they were read. registered: {name of a Node of
+    the cluster: system UUID of its machine}. bundle: of the first node. lock: of the collection. daemonset: the
     manifest of the device plugin, which `kubectl apply -k` uses too. answers: {host: (what port_probe listened on, what
     it was told)}. offered: what cluster_info read of DRA. partial: nodes that could not be read, or whose variables are
     invalid, are left out instead of stopping the run. lacking: {tool: collection that the controller does not have}.
@@ -46,6 +47,8 @@ class Run(NamedTuple):
     daemonset: dict
     now: float
     offered: dict | None = None
+    outside: Sequence[dict] = ()
+    registered: Mapping[str, str] = {}
     answers: Mapping[str, tuple] = {}
     lacking: Mapping[str, str] = {}
     upgrade: bool = False
@@ -64,6 +67,7 @@ def plan(nodes: list[dict], run: Run) -> dict:
     if run.partial:
         wrong = {item["host"] for item in findings}
         read = [node for node in read if node["host"] not in wrong]
+    run = run._replace(registered=_registered(read, run))
     if read and (run.partial or len(read) == len(nodes)):
         for role, planner in _PLANNERS.items():
             if role in run.roles:
@@ -167,8 +171,9 @@ def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
     given = [_k3s_node(node, run) for node in nodes]
     bundle, wrong = needs.read(run.bundle, given)
     where = run.bundle or ""
-    decided = k3s.decide(given, bundle, where, run.upgrade, run.now, run.groups["all"])
-    rows = wrong + decided["findings"]
+    outside = [_k3s_node(node, run) for node in run.outside]
+    decided = k3s.decide(given, bundle, where, run.upgrade, run.now, run.groups["all"], outside)
+    rows = wrong + decided["findings"] + _machines(nodes, run)
     if bundle is not None:
         rows += needs.lacking_on(given, bundle, where, run.lock)
         rows += at(CONTROLLER, bundle_folder.damaged(where, k3s.needed(decided["nodes"], bundle)))
@@ -185,8 +190,8 @@ def _k3s_node(node: dict, run: Run) -> dict:
     wheels = typed["device_plugin_wheel_dir"] if typed["device_plugin_mode"] == "systemd" else ""
     return {
         "host": node["host"],
-        "state": node["k3s"],
-        "failure": None,
+        "state": node.get("k3s"),
+        "failure": node.get("failure"),
         "facts": {key: facts.get(key) or empty for key, empty in (("hcas", []), ("rails", []), ("driver", {}))},
         "variables": own,
         "servers": servers,
@@ -245,6 +250,26 @@ def _names(nodes: list[dict], run: Run, made: dict) -> None:
         own = {node["host"]: (name_of(node), bool(node["variables"]["k3s_node_name"])) for node in nodes}
         rows = k3s.names(own, {*run.groups["all"], *own})
         _add(made, "node_ready", [row for name, finding in rows for row in at(name, [finding])])
+        _add(made, "node_ready", _machines(nodes, run))
+
+
+def _machines(nodes: list[dict], run: Run) -> list[dict]:
+    """Who has the name of a Node that another machine registered, as far as a server answers."""
+    own = {node["host"]: (name_of(node), node.get("system_uuid") or "") for node in nodes}
+    return [row for name, finding in k3s.machines(own, run.registered) for row in at(name, [finding])]
+
+
+def _registered(nodes: list[dict], run: Run) -> dict[str, str]:
+    found = {name: of_node["system_uuid"] for name, of_node in ((run.offered or {}).get("nodes") or {}).items()}
+    for node in [*nodes, *run.outside]:
+        if node["host"] in run.servers:
+            found.update((node.get("k3s") or {}).get("registered") or {})
+    return found
+
+
+def _reset(nodes: list[dict], run: Run, made: dict) -> None:
+    own = [_k3s_node(node, run) for node in nodes if node["host"] in run.servers]
+    _add(made, "reset", k3s.reset(own, [_k3s_node(node, run) for node in run.outside]))
 
 
 def _node_ready(nodes: list[dict], run: Run, made: dict) -> None:
@@ -354,6 +379,7 @@ def _cluster_objects(nodes: list[dict], run: Run, made: dict) -> None:
 _PLANNERS = {
     "cluster_objects": _cluster_objects,
     "k3s": _k3s,
+    "reset": _reset,
     "node_firewall": _firewall,
     "cni_plugins": functools.partial(_rules, "cni_plugins"),
     "flannel": functools.partial(_rules, "flannel"),

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import address as shared_address
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import quorum
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import MARK
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 
@@ -204,17 +205,22 @@ def test_a_node_that_is_not_ready_again_ends_the_upgrade(upgrade, cluster, tmp_p
     assert steps(cluster) == []
 
 
-def test_a_limited_run_knows_the_servers_that_it_leaves_out_as_peers(play, tmp_path):
-    others = {"node2": {}, "node3": {"k3s_node_ip": "198.18.1.3"}, "node4": {"ansible_host": "198.18.1.4"}, "node5": {}}
+def test_a_limited_run_reads_the_servers_that_it_leaves_out_and_knows_them_as_peers(play, tmp_path):
+    """node4 and node5 do not answer: three of five are a majority, two are not."""
+    silent = running.local(ansible_python_interpreter="/nonexistent")
+    tree.lay_out(tree.load("lab-rxe-debian12"), tmp_path / "node3")
+    node3 = running.local(discovery_root=str(tmp_path / "node3"), k3s_node_ip="198.18.1.3", k3s_node_name="node3")
+    others = {"node2": {}, "node3": node3, "node4": {**silent, "ansible_host": "198.18.1.4"}, "node5": silent}
     servers = {"k3s_servers": {"hosts": {"node1": {}, **others}}}
     (tmp_path / "servers.yml").write_text(yaml.safe_dump(servers))
-    # A server of a cluster: a bare one would be refused, as one of the others may have a cluster.
-    (tmp_path / "node1/var/lib/rancher/k3s/server/db").mkdir(parents=True)
+    for name in ADDRESSES:
+        (tmp_path / name / "var/lib/rancher/k3s/server/db").mkdir(parents=True)
     words = ("-i", "servers.yml", "--limit", "node1")
     code, output = play("role.yml", *words, k3s_api_address="198.18.1.5")
     assert code != 0
-    assert "none of node5" in output
-    servers["k3s_servers"]["hosts"]["node5"] = {"k3s_node_ip": "198.18.1.6"}
+    assert ("in the cluster: node1, node2" in output, "none of node5" in output) == (True, True), output
+    (tmp_path / "node3/var/lib/rancher/k3s/server/db").mkdir(parents=True)
+    others["node5"]["k3s_node_ip"] = "198.18.1.6"
     (tmp_path / "servers.yml").write_text(yaml.safe_dump(servers))
     code, output = play("role.yml", *words, k3s_api_address="198.18.1.5")
     assert code == 0, output
@@ -222,3 +228,18 @@ def test_a_limited_run_knows_the_servers_that_it_leaves_out_as_peers(play, tmp_p
     assert shared_address.configured(text) == "198.18.1.5"
     peers = text.partition("unicast_peer {")[2].partition("}")[0].split()
     assert peers == [ADDRESSES["node2"], "198.18.1.3", "198.18.1.4", "198.18.1.6"]
+
+
+def test_a_reset_of_a_server_that_etcd_needs_is_refused_and_of_all_it_is_not(play, tmp_path):
+    for name in ADDRESSES:
+        config = tmp_path / name / quorum.ETCD_CONFIG[1:]
+        config.parent.mkdir(parents=True)
+        config.write_text("name: x\n")
+    (tmp_path / "servers.yml").write_text(yaml.safe_dump({"k3s_servers": {"hosts": {name: {} for name in ADDRESSES}}}))
+    words, before = ("gpufabric.rdma.reset", "-i", "servers.yml"), files(tmp_path / "node1")
+    code, output = play(*words, "--limit", "node1", k3s_reset_allowed="true")
+    assert (code != 0, "etcd without node1" in output) == (True, True), output
+    assert files(tmp_path / "node1") == before
+    code, output = play(*words, k3s_reset_allowed="true")
+    assert code == 0, output
+    assert not (tmp_path / "node1/var/lib/rancher").exists()

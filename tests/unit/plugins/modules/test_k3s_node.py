@@ -512,3 +512,16 @@ def test_a_node_without_any_firewall_tool_says_so_and_the_rest_goes(node):
     """)
     assert said == ""
     assert ["no iptables-save and no nft" in text for text in answer["not_verified"]] == [True]
+
+
+@pytest.mark.parametrize(("files", "uuid"), [
+    ({"sys/class/dmi/id/product_uuid": "4c4c\n", "etc/machine-id": "b0"}, "4c4c"),
+    ({"proc/device-tree/vm,uuid": "77\0", "etc/machine-id": "b0"}, "77"),
+    ({"etc/machine-id": "b0\n"}, "b0"),
+    ({}, ""),
+])  # fmt: skip
+def test_a_machine_is_known_by_what_its_kubelet_reports(tmp_path, files, uuid):
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert k3s_state.system_uuid(Tree(tmp_path)) == uuid

@@ -238,3 +238,13 @@ def test_the_preflight_of_a_server_names_a_namespace_that_is_not_ours(cluster):
     assert "argocd-controller" in finding["seen"]
     cluster.state(down=True)
     assert k3s.refused_namespaces(cluster.client(), "ml-team") == []
+
+
+def test_the_machine_of_each_node_is_what_its_kubelet_reported(cluster):
+    cluster.add(
+        kubectl_cluster.node("bare"), {**kubectl_cluster.node("gpu"), "status": {"nodeInfo": {"systemUUID": "4c"}}}
+    )
+    found = k3s.registered(cluster.client())
+    assert (found["bare"], found["gpu"]) == ("", "4c")
+    cluster.state(down=True)
+    assert k3s.registered(cluster.client()) == {}

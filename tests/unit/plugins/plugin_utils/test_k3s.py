@@ -62,9 +62,9 @@ def bundle(version="v1.35.8+k3s1", architecture="amd64", **more):
     return {"schema": 1, "origin": "release", "files": [row], "images": [], **more}
 
 
-def decide(*nodes, held=None, upgrade=False, now=None, inventory=()):
+def decide(*nodes, held=None, upgrade=False, now=None, inventory=(), outside=()):
     held = held or bundle()
-    return k3s.decide(list(nodes), held, "/srv/bundle", changing_version=upgrade, now=now, inventory=inventory)
+    return k3s.decide(list(nodes), held, "/srv/bundle", upgrade, now, inventory, outside)
 
 
 def options(*nodes, host="node1"):
@@ -214,8 +214,8 @@ REFUSED = {
     "policy package": ([node(seen=ENFORCING)], "bundle /srv/bundle"),
     "two servers": ([node(1, TWO), node(2, TWO)], "group k3s_servers"),
     "no servers": ([node(1, ())], "group k3s_servers"),
-    "an agent alone": ([node(2)], "k3s_server_url"),
-    "the first server left out": ([node(2, ("node1", "node2", "node3"))], "k3s_server_url"),
+    "an agent alone": ([node(2)], "servers of the inventory"),
+    "the first server left out": ([node(2, ("node1", "node2", "node3"))], "servers of the inventory"),
     "unreachable": ([{**node(), "state": None, "failure": "unreachable"}], "node"),
     "K8 not on the node": ([node(node_ip="198.51.100.9")], "node-ip 198.51.100.9"),
     "K8 the same on two": ([node(2, seen=state(1)), node(node_ip="192.0.2.1")], "node-ip 192.0.2.1"),
@@ -258,7 +258,7 @@ def test_a_name_is_one_nodes(nodes, inventory, hosts):
 SERVER, AGENT = {"cluster": True}, {"joined": True, "server_url": "https://192.0.2.1:6443"}
 GUESSED = {"guessed_from": ("node1", "node2", "node3")}
 FRONT = {"servers": ("node3",), "guessed_from": ("node3", "node1", "node2")}
-OUTSIDE = {**GUESSED, "first_addresses": ["192.0.2.1", "node1"]}
+NATTED = {"joined": True, "server_url": "https://198.51.100.7:6443"}
 LATE = ("node3", "node1", "node2")
 
 
@@ -268,9 +268,7 @@ LATE = ("node3", "node1", "node2")
     ([node(1, **GUESSED), node(2, seen=AGENT, **GUESSED), node(3, **GUESSED)], "node1", "in a cluster: node2"),
     ([node(1, seen=AGENT, **GUESSED), node(2, **GUESSED), node(3, **GUESSED)], "node1", "in a cluster: node1"),
     ([node(number, seen=SERVER, **GUESSED) for number in (1, 2)], "node1", "already in a cluster: node2"),
-    ([node(1, seen=SERVER, **FRONT)], "node1", "a server of a cluster"),
-    ([node(2, seen=AGENT, **FRONT)], "node2", "https://192.0.2.1:6443"),
-    ([node(1, ("node1", "node2", "node3"))], "node1", "does not read node2, node3"),
+    ([node(1, seen=SERVER, **GUESSED), node(2, seen=NATTED, **GUESSED)], "node1", "already in a cluster: node2"),
     ([node(2, LATE), node(3, LATE), node(1, seen=SERVER)], "node3", "starts a second cluster beside node1"),
 ])  # fmt: skip
 def test_a_first_server_that_is_not_certain_is_refused(nodes, host, seen):
@@ -280,14 +278,102 @@ def test_a_first_server_that_is_not_certain_is_refused(nodes, host, seen):
     assert [(item["host"], seen in item["seen"]) for item in rows] == [(host, True)]
 
 
+THREE = ("node1", "node2", "node3")
+BARE, SECOND, SKEW = node(1, THREE), ["k3s:second-cluster"], ["k3s:version-skew"]
+RUNS = {"cluster": True, "version": "v1.35.8+k3s1"}
+
+
+def silent(number, servers=THREE):
+    return {**node(number, servers), "state": None, "failure": "no route"}
+
+
+def server(number, **seen):
+    return node(number, THREE, seen={**RUNS, "services": services("active"), **seen})
+
+
+# {what: (nodes of the run, servers outside of it, ids of what is found)}
+LIMITED = {
+    "a new cluster, by its first server": ([node(1, THREE)], [node(2, THREE), node(3, THREE)], []),
+    "the first server reinstalled": ([node(1, THREE)], [server(2), server(3)], SECOND),
+    "the same, and one away": ([node(1, THREE)], [server(2), silent(3)], ["k3s:silent-servers", "k3s:second-cluster"]),
+    "the same, and all away": ([node(1, THREE)], [silent(2), silent(3)], ["k3s:silent-servers"]),
+    "an agent beside a bare first server": ([node(4, THREE)], [BARE, server(2), server(3)], SECOND),
+    "a server in place of a dead one": ([node(3, THREE)], [server(1), server(2)], []),
+    "an agent while one is dead": ([node(4, THREE)], [server(1), server(2), silent(3)], []),
+    "an agent while two are dead": ([node(4, THREE)], [server(1), silent(2), silent(3)], ["k3s:silent-servers"]),
+    "a guessed server that is silent": ([node(2, **GUESSED)], [silent(1, ("node1",))], ["k3s:silent-servers", ""]),
+    "an agent too new": ([node(4, THREE)], [server(1), server(2, version="v1.35.7+k3s1"), server(3)], SKEW),
+    "a server too new": ([node(3, THREE)], [server(1, version="v1.33.9+k3s1"), server(2)], SKEW),
+    "a server one minor newer": ([node(3, THREE)], [server(1, version="v1.34.9+k3s1"), server(2)], []),
+    "an address of an outside server": ([node(4, THREE, seen=state(1, hostname="x"))], [server(1), server(2)], [""]),
+    "the name of an outside server": (
+        [node(4, THREE, seen={"hostname": "gpu"})], [server(1, hostname="gpu"), server(2)], ["k3s:node-name"]),
+    "another cluster's option": ([node(3, THREE, disable=[])], [server(1), server(2)], [""]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_what_concerns_the_cluster_is_decided_from_all_servers(name):
+    nodes, outside, ids = LIMITED[name]
+    assert [item["id"] for item in decide(*nodes, outside=outside)["findings"]] == ids
+
+
+def etcd(itself, active="abc", known="abc", leader=True):
+    return {"cluster": True, "etcd": {"itself": itself, "known": [*known], "active": [*active], "leader": leader}}
+
+
+OLD = {"known": "a", "active": "abc"}
+BROKEN = {"cluster": True, "etcd": {"error": "no answer"}}
+# {what: (what the servers of the run say, what the others say, how many are refused)}
+RESETS = {
+    "all": ([etcd("a"), etcd("b"), etcd("c")], [], 0),
+    "all, one of them bare": ([etcd("a", "ab", "ab"), etcd("b", "ab", "ab"), {}], [], 0),
+    "one of three": ([etcd("a")], [etcd("b"), etcd("c")], 0),
+    "two of three": ([etcd("a"), etcd("b")], [etcd("c")], 2),
+    "one of three, where one is down": ([etcd("a", "ac")], [None, etcd("c", "ac")], 1),
+    "the one that is down": ([BROKEN], [etcd("b", "bc"), etcd("c", "bc")], 0),
+    "one that is not down, and does not say": ([BROKEN], [etcd("b", "ab"), BROKEN], 1),
+    "all that answer": ([etcd("a"), etcd("b")], [None], 2),
+    "one that is out of etcd": ([BROKEN], [etcd("b", "bc", "bc"), etcd("c", "bc", "bc")], 0),
+    "the second of two": ([etcd("b", "bc", "bc")], [{}, etcd("c", "bc", "bc")], 1),
+    "a member outside of the inventory": ([etcd("a", "ad", "ad")], [{}, {}], 1),
+    "without a leader": ([etcd("a", leader=False)], [etcd("b", leader=False), BROKEN], 1),
+    "etcd 3.5, one of three": ([etcd("a", **OLD)], [etcd("b", "abc", "b"), etcd("c", "abc", "c")], 0),
+    "etcd 3.5, one down": ([etcd("a", "ab", "a")], [etcd("b", "ab", "b"), None], 1),
+    "SQLite": ([{"cluster": True, "etcd": None}], [], 0),
+    "a bare server": ([{}], [etcd("b"), etcd("c")], 0),
+    "no server": ([], [etcd("a"), None], 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESETS)
+def test_a_reset_leaves_etcd_its_majority_or_takes_all(name):
+    here, there, refused = RESETS[name]
+    servers = [f"node{number + 1}" for number in range(len(here) + len(there))]
+    rows = [node(number, servers, seen=seen) for number, seen in enumerate([*here, *there], 1) if seen is not None]
+    mine, others = servers[: len(here)], servers[len(here) :]
+    found = k3s.reset([row for row in rows if row["host"] in mine], [row for row in rows if row["host"] in others])
+    assert [(item["host"], item["id"]) for item in found] == [(host, "k3s:quorum") for host in mine][:refused]
+
+
+@pytest.mark.parametrize(("name", "uuid", "refused"), [
+    ("gpu1", "4C4C4544-0036", False), ("GPU1", "4c4c4544-0036", False), ("gpu2", "4c4c4544-0036", False),
+    ("gpu1", "4c4c4544-0099", True), ("gpu1", "", True), ("bare", "", False), ("bare", "4c4c4544-0036", True),
+])  # fmt: skip
+def test_the_name_of_another_machine_s_node_is_refused(name, uuid, refused):
+    found = k3s.machines({"node1": (name, uuid)}, {"gpu1": "4c4c4544-0036", "bare": ""})
+    assert [(host, item.id) for host, item in found] == [("node1", "k3s:machine")] * refused
+
+
 HOST_GATEWAY = [*state()["routes"], {"netdev": "eth0", "destination": "10.42.1.0/24"}]
 ACCEPTED = {
     "bare": [node(number, **GUESSED) for number in (1, 2, 3)],
     "converged": [node(1, seen=SERVER, **GUESSED), node(2, seen=AGENT, **GUESSED), node(3, **GUESSED)],
     "the server alone": [node(1, seen=SERVER, **GUESSED)],
-    "an agent": [node(2, seen=AGENT, **OUTSIDE)],
-    "a new agent": [node(2, server_url="https://192.0.2.1:6443", **OUTSIDE)],
-    "behind a name": [node(2, server_url="https://k3s.example:6443", **OUTSIDE)],
+    "an agent": [node(2, seen=AGENT, **GUESSED)],
+    "behind an address of the inventory": [node(2, seen=NATTED, **GUESSED, first_addresses=["198.51.100.7"])],
+    "a new agent": [node(2, server_url="https://192.0.2.1:6443", **GUESSED)],
+    "behind a name": [node(2, server_url="https://k3s.example:6443", **GUESSED)],
     "named": [node(1), node(2, seen=AGENT)],
     "named, limited": [node(2, seen=AGENT)],
     "an agent of another cluster": [node(2, server_url="https://192.0.2.100:6443")],
@@ -300,12 +386,15 @@ ACCEPTED = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_what_is_certain_is_taken(name):
-    assert findings(*ACCEPTED[name]) == []
+    nodes = ACCEPTED[name]
+    outside = [node(1, seen=SERVER)] if nodes[0]["host"] != "node1" else []
+    assert findings(*nodes, outside=outside) == []
 
 
 def test_a_run_that_leaves_the_first_server_out_does_not_make_another_cluster():
-    joined = node(2, ("node1", "node2", "node3"), server_url="https://192.0.2.1:6443")
-    assert "cluster-init" not in options(joined, host="node2")
+    joined = node(2, THREE, server_url="https://192.0.2.1:6443")
+    decided = decide(joined, outside=[server(1), server(3)])
+    assert "cluster-init" not in decided["nodes"]["node2"]["options"][config.CONFIG]
 
 
 def test_a_takeover_happens_with_consent_and_is_reported():
@@ -533,19 +622,18 @@ def test_an_address_that_a_server_of_ours_has_is_not_taken():
 BOTH, MISSED = ["192.0.2.12", "192.0.2.13"], [f"k3s_api_address {SHARED}"]
 
 
-@pytest.mark.parametrize("unreachable", [False, True])
 @pytest.mark.parametrize(("given", "peers", "objects"), [
     (("192.0.2.13", "server3.example.org"), BOTH, []),
     (("", "192.0.2.13"), BOTH, []),
     (("", "server3.example.org"), BOTH[:1], MISSED),
     (("", "198.51.100.13"), BOTH[:1], MISSED),
 ])  # fmt: skip
-def test_a_server_outside_the_run_stays_a_peer_or_is_missed(given, peers, objects, unreachable):
+def test_a_silent_server_outside_the_run_stays_a_peer_or_is_missed(given, peers, objects):
     here = sharing()[:2]
-    here[0]["state"]["cluster"] = True
     for made in here:
+        made["state"]["cluster"] = True
         made["server_addresses"] = {"node1": ("", ""), "node2": ("", ""), "node3": given}
-    decided = decide(*here, *([{**sharing()[2], "state": None}] if unreachable else []))
+    decided = decide(*here, outside=[{**sharing()[2], "state": None}])
     assert decided["nodes"]["node1"]["shared"]["peers"] == peers
     assert [item["object"] for item in decided["findings"] if item["host"] == "node1"] == objects
 

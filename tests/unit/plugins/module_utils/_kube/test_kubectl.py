@@ -219,7 +219,7 @@ def test_etcd_is_asked_at_the_address_that_its_configuration_has(etcd):
 
     found = etcd("name: s1\nlisten-metrics-urls: http://127.0.0.1:2381,http://192.0.2.1:2381\n", fetch)
     assert asked == ["http://127.0.0.1:2381/metrics"]
-    assert found == {"known": {"a1", "b2", "c3"}, "active": {"a1", "b2"}, "leader": True}
+    assert found == {"itself": "a1", "known": ["a1", "b2", "c3"], "active": ["a1", "b2"], "leader": True}
 
 
 def test_an_etcd_that_cannot_be_asked_is_not_taken_for_one_that_is_whole(etcd, tmp_path):
