@@ -82,6 +82,16 @@ def test_the_action_group_of_the_nodes_holds_each_module_that_runs_there():
     assert groups["node"] == [f"gpufabric.rdma.{name}" for name in for_nodes]
 
 
+def test_each_module_that_runs_on_a_node_has_a_guarded_action():
+    """What a node answers beside its result must set no variable of a role."""
+    runtime = load(ROOT / "meta/runtime.yml")
+    own = {path.stem: path.read_text() for path in (PLUGINS / "action").glob("*.py")}
+    assert [name for name, text in own.items() if "    @guarded\n    def run(" not in text] == []
+    routed = {name: {"action_plugin": "gpufabric.rdma.node_facts"} for name in runtime["plugin_routing"]["modules"]}
+    assert runtime["plugin_routing"]["modules"] == routed
+    assert {*own, *routed} >= {name.rpartition(".")[2] for name in runtime["action_groups"]["node"]}
+
+
 def imports(path):
     """(level, module) of each import of a file."""
     for node in ast.walk(ast.parse(path.read_text())):

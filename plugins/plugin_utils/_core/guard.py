@@ -1,7 +1,9 @@
 """The ends of action plugins: what change.reported() is for modules, and no variable from a node's facts.
 
 PRIVATE to the collection. Ansible makes variables of all that any module on a node answers as facts, above those of the
-inventory and the defaults: a node that somebody else controls could choose files of the controller by them.
+inventory and the defaults: a node that somebody else controls could choose files of the controller by them, or what is
+run on another host. Each module of this collection has a guarded action (meta/runtime.yml); what a builtin module on a
+node answers is refused by the next of them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def guarded(run):
     def typed(self, tmp=None, task_vars=None):
         try:
             _refuse_facts((task_vars or {}).get("ansible_facts") or {})
-            return run(self, tmp, task_vars)
+            return _kept(run(self, tmp, task_vars))
         except AnsibleError:
             raise
         except Refused as refused:
@@ -35,6 +37,14 @@ def guarded(run):
             raise AnsibleActionFail(told["msg"], result=told) from error
 
     return typed
+
+
+def _kept(result: dict) -> dict:
+    """The result with the one fact that modules of this collection document."""
+    facts = result.get("ansible_facts")
+    if facts is None:
+        return result
+    return {**result, "ansible_facts": {"rdma": facts["rdma"]} if isinstance(facts, dict) and "rdma" in facts else {}}
 
 
 def _refuse_facts(facts) -> None:
