@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 import re
@@ -184,3 +185,33 @@ def test_bundle_repository_file_and_keys(tmp_path):
     assert places == {name: expected for name, (_given, expected) in cases.items()}
     assert (seen["server"]["keys"], seen["unverified"]["keys"]) == ([NEW_KEY], [])
     assert [key.strip() for key in seen["accepted"]["keys"]] == ["AB", "CD"]
+
+
+def test_a_package_that_was_unpacked_half_way_is_no_repository(tmp_path):
+    package, place = tmp_path / "doca-host.deb", tmp_path / "node"
+    package.write_bytes(b"package")
+    checksum = hashlib.sha256(b"package").hexdigest()
+    role = ROOT / "roles/driver"
+    tasks = [
+        {"ansible.builtin.include_tasks": str(role / "tasks/host_package.yml")},
+        {"ansible.builtin.debug": {"msg": "URL {{ __driver_host_url | default('none') }}"}},
+    ]
+    given = {"driver_flavor": "doca", "driver_host_package": str(package), "driver_host_package_sha256": checksum}
+    given |= running.local(__driver_unpacked=str(place), role_path=str(role))
+    play = {"hosts": "localhost", "gather_facts": False, "vars_files": [str(role / "vars/main.yml")], "tasks": tasks}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{**play, "vars": {**DEFAULTS, "role_path": str(role)}}]))
+    (tmp_path / "bin").mkdir()
+    repository = f"usr/share/doca-host/repo/{'x' * 8}"
+
+    def run(ends):
+        script = f'#!/bin/sh\nmkdir -p "$3/{repository}" && {ends} "$3/{repository}/Packages"\n'
+        (tmp_path / "bin/dpkg-deb").write_text(script)
+        (tmp_path / "bin/dpkg-deb").chmod(0o755)
+        return running.play(tmp_path, "-i", "localhost,", "-c", "local", "play.yml", "-e", json.dumps(given))
+
+    code, output = run("cp /nonexistent")
+    assert (code != 0, [path.suffix for path in place.glob("*/")]) == (True, [".part"]), output
+    code, output = run("touch")
+    assert code == 0, output
+    assert f"URL file://{place}/{checksum[:12]}/{repository}/" in output
+    assert "changed=0" in run("false")[1]
