@@ -36,6 +36,11 @@ options:
         type: list
         elements: dict
         required: true
+  allowed:
+    description:
+      - Whether what an earlier reload of this boot has not restored is restored. Without a value it fails where there
+        is anything, check mode aside. What was recorded before the last boot is removed.
+    type: bool
   timeout:
     description:
       - Seconds to wait for the interfaces to come back.
@@ -71,7 +76,15 @@ findings:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import plan, reload, restore, save, saved
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, under
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import (
+    outlived,
+    plan,
+    reload,
+    restore,
+    save,
+    saved,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -83,6 +96,10 @@ def apply(changes, given: dict | None, timeout: int, run, root: str = "/"):
         if change.action == "reload":
             kept = save(tree, root, given)
             reload(tree, run)
+        elif change.action == "remove":
+            remove(under(root, change.object))
+            yield change
+            continue
         else:
             kept = saved(tree)
         restore(tree, root, kept, timeout, run)
@@ -99,10 +116,14 @@ def main() -> None:
                     "virtual_functions": {"type": "list", "elements": "dict", "required": True},
                 },
             },
+            "allowed": {"type": "bool"},
             "timeout": {"type": "int", "default": 90},
         },
         supports_check_mode=True,
     )
+
+    # Check mode shows what a consent would do.
+    allowed = True if module.check_mode and module.params["allowed"] is None else module.params["allowed"]
 
     def run(argv):
         return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
@@ -114,7 +135,7 @@ def main() -> None:
     converge(
         module,
         read=read,
-        plan=lambda facts: plan(facts, module.params["restore"] is not None),
+        plan=lambda facts: plan(facts, module.params["restore"] is not None, outlived(Tree("/")), allowed),
         apply=lambda changes: apply(changes, module.params["restore"], module.params["timeout"], run),
     )
 

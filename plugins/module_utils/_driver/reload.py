@@ -21,6 +21,7 @@ from .risk import PEERMEM, STACK
 
 # What a reload would lose, from before it until all of it is restored.
 RECORD = RECORDS["driver_reload"]
+BOOT = "/proc/sys/kernel/random/boot_id"
 Run = Callable[[list[str]], tuple[int, str, str]]
 _OPENIBD = ("/etc/init.d/openibd", "/usr/lib/systemd/system/openibd.service", "/lib/systemd/system/openibd.service")
 
@@ -33,17 +34,27 @@ class Command(NamedTuple):
     text: Optional[str] = None
 
 
-def plan(facts: dict, reloading: bool = True) -> Plan:
+def plan(facts: dict, reloading: bool = True, outlived: Optional[str] = None, allowed: Optional[bool] = None) -> Plan:
     """One change when memory and disk differ, or when an earlier reload has not restored everything.
 
-    reloading: whether the driver may be reloaded; otherwise settings are only restored.
+    reloading: whether the driver may be reloaded; otherwise settings are only restored, if that is allowed. outlived:
+    why what an earlier reload has recorded is no longer to be restored.
     """
     made, driver = Plan(), facts["driver"]
+    name, before = "settings of HCA interfaces", "as a reload that did not end left them"
     if driver["agree"] is False and reloading:
         made.change("driver in memory", "reload", _describe(driver["loaded"]), _describe(driver["on_disk"]))
-
-    elif "driver_reload" in facts["unfinished"]:
-        made.change("settings of HCA interfaces", "restore", "as a reload that did not end left them", "as before it")
+    elif "driver_reload" not in facts["unfinished"]:
+        return made
+    elif outlived:
+        made.change(RECORD, "remove", outlived, "")
+    elif allowed:
+        made.change(name, "restore", before, "as before it")
+    elif allowed is None:
+        step = f"see {RECORD} on the node; true restores MTU, addresses and virtual functions, false leaves them"
+        made.finding("driver_reload_allowed", "true or false", f"not set, and {name} {before}", step)
+    else:
+        made.notes.append(f"{name} stay {before}: driver_reload_allowed is false")
     return made
 
 
@@ -108,6 +119,8 @@ def restoration(tree: Tree, saved: dict[str, Any], present: dict[str, Optional[s
     commands = []
     for entry in saved["virtual_functions"]:
         device = f"{paths.PCI}/{entry['address']}"
+        if not _same_card(tree, entry):
+            continue
         if integer(tree.read(f"{device}/sriov_numvfs")) != entry["enabled"]:
             commands.append(Command([], f"{device}/sriov_numvfs", str(entry["enabled"])))
         for number, settings in enumerate(entry["settings"] or []):
@@ -130,6 +143,28 @@ def restoration(tree: Tree, saved: dict[str, Any], present: dict[str, Optional[s
     return commands
 
 
+def _macs(tree: Tree, function: dict) -> list[str]:
+    device = f"{paths.PCI}/{function['address']}/net"
+    return sorted(filter(None, (tree.read(f"{device}/{name}/address") for name in tree.listdir(device))))
+
+
+def _same_card(tree: Tree, function: dict) -> bool:
+    """Whether one of the interfaces that it had is on the function, as far as it has interfaces."""
+    there, macs = _macs(tree, function), function.get("macs") or []
+    return not (there and macs) or any(same_address(own, mac) for own in there for mac in macs)
+
+
+def outlived(tree: Tree) -> Optional[str]:
+    """Why a record is of the past: a boot sets everything up by the node's own configuration."""
+    try:
+        boot = json.loads(tree.read(RECORD) or "")["boot"]
+    except KeyError:
+        boot = None
+    except (ValueError, TypeError):
+        return None  # damaged, which saved() says
+    return None if boot == tree.read(BOOT) else "of another boot"
+
+
 def saved(tree: Tree) -> Optional[dict[str, Any]]:
     """What an earlier reload has recorded and not restored yet."""
     text = tree.read(RECORD)
@@ -144,12 +179,16 @@ def saved(tree: Tree) -> Optional[dict[str, Any]]:
 
 
 def save(tree: Tree, root: str, restore: dict[str, Any]) -> dict[str, Any]:
-    """Record what has to be restored. What an earlier reload recorded is how the node was, and stands first."""
-    before = saved(tree) or {"netdevs": [], "virtual_functions": []}
-    both = {}
+    """Record what has to be restored, with the boot and the cards that it is for.
+
+    What an earlier reload of this boot recorded is how the node was, and stands first.
+    """
+    before = (None if outlived(tree) else saved(tree)) or {"netdevs": [], "virtual_functions": []}
+    both: dict[str, Any] = {"boot": tree.read(BOOT)}
     for kind, key in (("netdevs", "mac"), ("virtual_functions", "address")):
         known = {entry[key] for entry in before[kind]}
         both[kind] = before[kind] + [entry for entry in restore[kind] if entry[key] not in known]
+    both["virtual_functions"] = [{"macs": _macs(tree, entry), **entry} for entry in both["virtual_functions"]]
     write(under(root, RECORD), json.dumps(both, indent=1) + "\n", 0o600)
     return both
 
@@ -163,8 +202,8 @@ def restore(tree: Tree, root: str, kept: dict[str, Any], timeout: float, run: Ru
     missing = [netdev["name"] for netdev in kept["netdevs"] if not present.get(netdev["mac"])]
     if missing:
         step = (
-            "look at the kernel's own reason (dmesg | tail); a reboot brings them back with the driver on disk. Run "
-            "again then: what they were set to is kept on the node"
+            "look at the kernel's own reason (dmesg | tail), and run again once they are there: what they were set to "
+            "is kept on the node until it boots"
         )
         failed.append(
             Finding(f"interfaces {', '.join(missing)}", f"back within {timeout} s of the reload", "missing", step)

@@ -6,7 +6,16 @@ import shutil
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import plan, reload, restoration, wait_for
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import (
+    BOOT,
+    outlived,
+    plan,
+    reload,
+    restoration,
+    restore,
+    save,
+    wait_for,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 from ansible_collections.gpufabric.rdma.plugins.modules import driver_reload
 
@@ -104,12 +113,15 @@ def test_a_name_counts_once_it_has_settled(tmp_path):
     assert wait_for(kernel.tree, [MAC], 60, sleep) == {MAC: "enp59s0"}
 
 
-def again(kernel, given=None, agree=True):
+def again(kernel, given=None, agree=True, allowed=True):
     """One run of the module on the node; the commands that it ran, and what it could not do."""
     kernel.calls, part = [], {"flavor": "doca", "version": "25.10", "srcversion": "A"}
     facts = {"driver": {"agree": agree, "loaded": part, "on_disk": part}}
     facts["unfinished"] = [name for name, path in paths.RECORDS.items() if kernel.tree.exists(path)]
-    changes = plan(facts, given is not None).changes
+    made = plan(facts, given is not None, outlived(kernel.tree), allowed)
+    changes = made.changes
+    if made.findings:
+        return kernel.calls, [finding.object for finding in made.findings]
     try:
         assert list(driver_reload.apply(changes, given, -1, kernel.run, str(kernel.root))) == changes
     except Refused as refused:
@@ -121,6 +133,7 @@ def again(kernel, given=None, agree=True):
 def kernel(tmp_path):
     found = Kernel(tmp_path, *STACK)
     found.interface("new0")
+    found.write(BOOT, "this boot")
     return found
 
 
@@ -163,3 +176,43 @@ def test_a_damaged_record_is_said_and_without_one_nothing_is_reloaded(kernel):
     assert again(kernel, None, agree=False) == ([], [])
     kernel.write(paths.RECORDS["driver_reload"], "{")
     assert again(kernel)[1] == [paths.RECORDS["driver_reload"]]
+
+
+@pytest.mark.parametrize(("allowed", "calls", "failed", "kept"), [
+    (True, SETTINGS, [], False),
+    (None, [], ["driver_reload_allowed"], True),
+    (False, [], [], True),
+])  # fmt: skip
+def test_what_a_reload_left_is_restored_with_consent_and_in_its_own_boot(kernel, allowed, calls, failed, kept):
+    shutil.rmtree(kernel.root / "sys/class/net")
+    again(kernel, NO_VFS, agree=False)
+    kernel.interface("new0")
+    assert again(kernel, allowed=allowed) == (calls, failed)
+    assert kernel.tree.exists(paths.RECORDS["driver_reload"]) is kept
+    kernel.write(BOOT, "the next boot")
+    assert again(kernel, allowed=allowed) == ([], [])
+    assert not kernel.tree.exists(paths.RECORDS["driver_reload"])
+
+
+@pytest.mark.parametrize(("boot", "kept"), [("this boot", [MAC]), ("another", [])])
+def test_a_reload_takes_up_the_record_of_its_own_boot_only(kernel, boot, kept):
+    kernel.write(BOOT, boot)
+    save(kernel.tree, str(kernel.root), NO_VFS)
+    kernel.write(BOOT, "this boot")
+    both = save(kernel.tree, str(kernel.root), {"netdevs": [], "virtual_functions": []})
+    assert [entry["mac"] for entry in both["netdevs"]] == kept
+
+
+@pytest.mark.parametrize(("present", "enabled"), [(MAC, "2"), ("a0:88:c2:b0:00:99", "0"), (None, "2")])
+def test_virtual_functions_are_those_of_the_card_that_had_them(kernel, present, enabled):
+    address = NUMVFS.replace("sriov_numvfs", "net/x/address")
+    kernel.write(address, MAC)
+    kept = save(kernel.tree, str(kernel.root), SAVED)
+    kernel.write(NUMVFS, "0")
+    kernel.write(VF_MAC, "00:00:00:00:00:00")
+    (kernel.root / address[1:]).unlink()
+    (kernel.root / address[1:]).parent.rmdir()
+    if present:
+        kernel.write(address, present)
+    restore(kernel.tree, str(kernel.root), kept, -1, kernel.run)
+    assert kernel.tree.read(NUMVFS) == enabled
