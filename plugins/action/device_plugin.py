@@ -12,6 +12,7 @@ import tempfile
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import PLUGIN
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin, folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
@@ -44,8 +45,13 @@ class ActionModule(ActionBase):
             result = self._call(args, task_vars)
             if not result.get("needs"):
                 return result
-            sources = [folder / name for name in result["needs"] if name.endswith(".pyz")]
-            wheels = [pathlib.Path(args["wheel_dir"], name) for name in result["needs"] if name.endswith(".whl")]
+            locked = {file["file"] for wheel in args["wheels"] for file in wheel["files"]}
+            unknown = {*result["needs"]} - locked - {"plugin.pyz"}
+            if unknown:
+                msg = f"the node asks for files that are not in the lock: {clean(str(sorted(unknown)))[:300]}"
+                return {"failed": True, "changed": False, "msg": msg}
+            sources = [folder / name for name in result["needs"] if name == "plugin.pyz"]
+            wheels = [pathlib.Path(args["wheel_dir"], name) for name in result["needs"] if name in locked]
             missing = [str(path) for path in wheels if not path.is_file()]
             if missing:
                 return {"failed": True, "changed": False, "msg": missing_wheels(missing)}

@@ -56,6 +56,32 @@ class Run(NamedTuple):
 
 
 def plan(nodes: list[dict], run: Run) -> dict:
+    """_plan(); where an answer makes that impossible, the node that gave it counts as one that was not read."""
+    try:
+        return _plan(nodes, run)
+    except Exception:
+        odd = {node["host"]: why for node in nodes for why in [_unplannable(node, run)] if why}
+        if not odd:
+            raise
+        own = ("host", "address", "variables", "problems")
+        return _plan(
+            [
+                {key: node[key] for key in own} | {"failure": odd[node["host"]]} if node["host"] in odd else node
+                for node in nodes
+            ],
+            run,
+        )
+
+
+def _unplannable(node: dict, run: Run) -> str:
+    try:
+        _plan([node], run)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this node's
+        return f"it cannot be planned with what the node answers: {type(error).__name__}: {str(error)[:200]}"
+    return ""
+
+
+def _plan(nodes: list[dict], run: Run) -> dict:
     """{roles, hosts: {host: decisions}, findings: [of all, each with host and role], notes}, and what roles decide for
     all hosts at once. The roles of the host layer decide `settled`: whether none of them has anything to do.
     """

@@ -1,0 +1,226 @@
+"""What a node answers, or a foreign file holds, never steers the controller: actions and callbacks in one process.
+
+Each string of node2's answer becomes a hostile one, all at once and one at a time. Nothing more is written, read or
+started than with an honest node2, and what is decided for node1 stays, but for OF_PEERS. `tests/endurance/hostile.py`
+does the same to whole playbooks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import pathlib
+import sys
+import types
+
+import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.playbook.play_context import PlayContext
+from ansible.template import Templar
+from ansible_collections.gpufabric.rdma.plugins.action import device_plugin
+from ansible_collections.gpufabric.rdma.plugins.callback import drift
+from ansible_collections.gpufabric.rdma.plugins.modules import node_facts
+from ansible_collections.gpufabric.rdma.tests.tools import running, tree
+from ansible_collections.gpufabric.rdma.tests.unit.playbooks.test_cluster import Cluster
+
+# {kind: what a string becomes}; @ is the folder of the run.
+KINDS = {
+    "up": "../../../../../../@/home/notes",
+    "absolute": "@/home/notes",
+    "template": "{{ lookup('ansible.builtin.pipe', 'touch @/executed') }}",
+    "lines": "x\n[gpu_nodes]\r\x1b[2J\x00fatal: [node1]: FAILED! => {}\n---\n- {}",
+    "option": "--kubeconfig=@/home/notes",
+    "another": "node1",
+}
+# What a node adds to a result: marks of the drift recorder, and variables that choose files and commands.
+MARKS = {
+    "drift_mark": "begin", "hosts": ["node1"], "settings": dict.fromkeys(("json_file", "junit_file"), "@/home/notes"),
+    "add_host": {"host_name": "node1", "groups": ["gpu_nodes"], "host_vars": {"ansible_host": "node2"}},
+    "ansible_facts": {
+        "driver_host_package": "@/home/.ssh/id_ed25519", "k3s_bundle_dir": "@/home/.ssh", "report_file": "@/home/notes",
+        "driver_drain_host": "localhost", "driver_drain_command": ["touch", "@/executed"], "driver_drain_allowed": True,
+        "device_plugin_kubectl": ["touch", "@/executed"], "discovery_root": "@/home", "__discovery_read": {},
+        "driver_repository_key": "@/home/.ssh/id_ed25519", "capture_dir": "@/home", "verification_results": "@/home/x",
+    },
+}  # fmt: skip
+ROLES = ["discovery", "rdma_netns", "kernel_modules", "limits", "rail_links", "k3s", "node_firewall", "cni_plugins"]
+ROLES += ["flannel", "node_ready", "multus", "device_plugin", "networks"]
+# What node1 needs of node2: its addresses and the networks of all nodes; and why the run stops.
+OF_PEERS = ("firewall", "findings", "networks")
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "socket.connect")
+CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.chmod", "os.truncate")
+
+
+class Watch:
+    """The files that are read and written and the programs that are started, while it watches."""
+
+    def __init__(self):
+        self.seen: set | None = None
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event, arguments):
+        if self.seen is not None and (event == "open" or event in STARTS or event in CHANGES):
+            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES
+            self.seen.add(f"{event} {'for writing ' if writes else ''}{arguments[0]}")
+
+    def during(self, work):
+        self.seen = set()
+        try:
+            return work(), self.seen
+        finally:
+            self.seen = None
+
+
+class HostVars(dict):
+    raw_get = dict.__getitem__
+
+
+@pytest.fixture(scope="module")
+def watch():
+    return Watch()
+
+
+def act(name: str, args: dict, known: dict, answer: dict | None = None, host: str = "node1") -> dict:
+    """What an action returns where the module that it calls answers so."""
+    groups = {"all": [*known], "gpu_nodes": [*known], "k3s_servers": ["node1"]}
+    variables = {**known.get(host, {}), "hostvars": known, "groups": groups, "inventory_hostname": host}
+    task = types.SimpleNamespace(args=args, action=f"gpufabric.rdma.{name}", check_mode=False, async_val=0)
+    loader, connection = DataLoader(), types.SimpleNamespace(_shell=types.SimpleNamespace(tmpdir="/nonexistent"))
+    module = importlib.import_module(f"ansible_collections.gpufabric.rdma.plugins.action.{name}")
+    plugin = module.ActionModule(task, connection, PlayContext(), loader, Templar(loader, variables=variables), None)
+    plugin._execute_module = lambda *_args, **_more: answer
+    return plugin.run(task_vars=variables)
+
+
+class Site(Cluster):
+    """node1 and node2, with what each answers to node_facts."""
+
+    def __init__(self, folder: pathlib.Path):
+        super().__init__(folder)
+        self.known = {name: {**self.variables, **of_host} for name, of_host in self.hosts.items()}
+        asked = {"software_hcas": True, "k3s": {}, "networks": {}, "firewall": True, "runtime": True}
+        self.answers = {}
+        for name, root in self.nodes.items():
+            answer = running.module(node_facts, root=str(root), **asked)
+            self.answers[name] = {key: value for key, value in answer.items() if key != "invocation"}
+
+    def run(self, answer: dict) -> dict:
+        """What is decided for node1 where node2 gives this answer."""
+        known = HostVars({name: dict(variables) for name, variables in self.known.items()})
+        both = {"roles": ROLES, "hosts": [*known]}
+        for host, said in (("node1", self.answers["node1"]), ("node2", answer)):
+            read = act("plan", {"step": "read", "roles": ROLES}, known, said, host)
+            node = {"facts": read.get("ansible_facts", {}).get("rdma"), "host": host, "expected_ports": []}
+            known[host].update(__discovery_read=read, ansible_facts=read.get("ansible_facts", {}), node=node)
+        planned = act("plan", {"step": "plan", **both}, known)
+        for host in known:
+            known[host]["__discovery_planned"] = planned
+        act("plan", {"step": "print", **both}, known)
+        for query in ({}, {"query": "[].rails[].netdev"}):
+            act("report", {"kind": "facts", "hosts": [*known], **query}, known)
+        return {key: value for key, value in planned["hosts"]["node1"].items() if key not in OF_PEERS}
+
+
+def places(value, path=()):
+    """The keys of each string, of a list those of its first item."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from places(item, (*path, key))
+    elif isinstance(value, list):
+        for item in value[:1]:
+            yield from places(item, (*path, 0))
+    elif isinstance(value, str):
+        yield path
+
+
+def replaced(value, text, only=None, path=()):
+    """The value with its strings, or the one at these keys, as text."""
+    if isinstance(value, dict):
+        return {key: replaced(item, text, only, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [replaced(item, text, only, (*path, at)) for at, item in enumerate(value)]
+    return text if isinstance(value, str) and only in (None, path) else value
+
+
+def trials(value, folder, megabytes=10):
+    """(what is replaced, text): all strings by each kind, each string by one, and some by ten megabytes."""
+    each = list(places(value))
+    texts = {kind: text.replace("@", str(folder)) for kind, text in KINDS.items()}
+    yield from (((kind, None), text) for kind, text in texts.items())
+    yield from (((kind, path), texts[kind]) for path, kind in zip(each, itertools.cycle(texts)))
+    yield from ((("large", path), "x" * (megabytes << 20)) for path in each[:: len(each) // 4])
+    yield ("large", None), "x" * 1_000
+
+
+def test_no_string_of_a_node_s_answer_steers_the_controller(tmp_path, watch):
+    site = Site(tmp_path)
+    answer = site.answers["node2"]
+    site.run(answer)  # imports what it needs
+    honest, usual = watch.during(lambda: site.run(answer))
+    assert len(list(places(answer))) > 120
+    wrong = {}
+    for what, text in trials(answer, tmp_path):
+        decided, seen = watch.during(lambda text=text, only=what[1]: site.run(replaced(answer, text, only)))
+        # A node that cannot be planned with stops the cluster's plan, not the other node's own.
+        wrong[what] = [*(seen - usual), *(key for key in decided if decided[key] != honest[key])]
+    assert {what: found for what, found in wrong.items() if found} == {}
+
+
+def test_no_key_of_a_node_s_result_is_a_variable_or_a_mark(tmp_path):
+    facts = {**MARKS["ansible_facts"], "rdma": {"x": 1}}
+    kept = act("node_facts", {}, {}, {**MARKS, "ansible_facts": facts})
+    assert kept["ansible_facts"] == {"rdma": {"x": 1}}
+    refused = act("refuse", {"findings": []}, {"node1": {"ansible_facts": facts}})
+    names = {item["object"].removeprefix("variable ") for item in refused["findings"]}
+    assert (names, {item["id"] for item in refused["findings"]}) == ({*MARKS["ansible_facts"]}, {"node:variable"})
+    recorder = drift.CallbackModule()
+    task = types.SimpleNamespace(action="gpufabric.rdma.node_facts", _role=None, get_name=lambda: "x")
+    host = types.SimpleNamespace(get_name=lambda: "node2")
+    recorder.v2_runner_on_ok(types.SimpleNamespace(_result=MARKS, _task=task, _host=host, _task_fields={}))
+    assert recorder._record is None
+
+
+@pytest.mark.parametrize("name", ["../../home/.ssh/x.pyz", "/home/x.whl", "x.whl", "plugin.pyz/../x.pyz"])
+def test_no_file_is_sent_that_the_lock_does_not_name(monkeypatch, name):
+    monkeypatch.setattr(device_plugin, "check_config", lambda *_given: "")
+    monkeypatch.setattr(device_plugin.ActionModule, "_send", lambda *_given: pytest.fail("sent"))
+    answer = act("device_plugin", {"wheel_dir": "/"}, {}, {"needs": [name]})
+    assert (answer["failed"], name in answer["msg"]) == (True, True)
+
+
+def strings(value):
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from [item] if isinstance(item, str) else strings(item)
+
+
+class Marked(str):
+    """A string that Ansible will not evaluate."""
+
+
+class Loader(yaml.SafeLoader):
+    pass
+
+
+Loader.add_constructor("!unsafe", lambda _loader, node: Marked(node.value))
+
+
+@pytest.mark.parametrize("guide", ["000-nicclusterpolicy", "001-nicclusterpolicy", "macvlan", "host-device"])
+def test_no_string_of_a_foreign_policy_is_evaluated(tmp_path, watch, guide):
+    documents = list(yaml.safe_load_all((tree.texts("guides") / f"{guide}.txt").read_text()))
+    path = tmp_path / "policy.yml"
+
+    def run():
+        return act("policy_import", {"files": [str(path)]}, {})
+
+    path.write_text(yaml.safe_dump_all(documents))
+    run()
+    usual = watch.during(run)[1]
+    for what, text in trials(documents, tmp_path, 0):
+        path.write_text(yaml.safe_dump_all(replaced(documents, text, what[1])))
+        answer, seen = watch.during(run)
+        made = yaml.load(answer.get("text") or "", Loader) or {}
+        texts = [value for value in strings(made) if "{{" in value and not isinstance(value, Marked)]
+        assert (what, seen - usual, texts) == (what, set(), [])
