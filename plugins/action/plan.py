@@ -121,7 +121,6 @@ class ActionModule(ActionBase):
         typed, _invalid = variables.effective(variables.options(), task_vars, self._templar.template)
         asked = settled.options(
             {**typed, **task_vars},
-            functools.partial(self._loader.load_from_file, trusted_as_template=True),
             lambda known: self._templar.copy_with_new_env(available_variables=known),
         )
         decided, root = planned["hosts"][task_vars["inventory_hostname"]], typed["discovery_root"]
@@ -216,3 +215,4 @@ def _daemonset() -> dict:
 _documented = variables.documented_roles
 # Here, where Ansible loads the plugin, and not in each of the processes that it forks for a task of a host.
 _documented()
+settled.written()

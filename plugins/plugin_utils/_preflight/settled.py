@@ -5,10 +5,12 @@ PRIVATE to the collection. Runs on the controller.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ansible.parsing.dataloader import DataLoader
 from ansible.template import trust_as_template
 
 from .variables import ROLES
@@ -39,18 +41,28 @@ TASKS = (
 )
 
 
-def options(known: Mapping, load: Callable, renderer: Callable) -> dict:
-    """Options of node_settled, without those of cni_plugins.
-
-    known: variables of the host and defaults of roles. load(path): a YAML file whose templates are trusted.
-    renderer(variables): has template() and evaluate_conditional(), with these variables.
-    """
-    asked: dict[str, Any] = {NODE_FILES: {}}
+@functools.cache
+def written() -> list[tuple[Task, dict, dict]]:
+    """Each of the tasks as its role has it, and the variables of that role."""
+    load = functools.partial(DataLoader().load_from_file, trusted_as_template=True)
+    documents = []
     for task in TASKS:
         folder = ROLES / task.role
         places = {"role_path": str(folder), "ansible_search_path": [str(folder)]}
-        variables = {**known, **load(str(folder / "vars/main.yml")), **places}
         document = _first(load(str(folder / f"tasks/{task.file}.yml")), MODULE + task.module)
+        documents.append((task, document, {**load(str(folder / "vars/main.yml")), **places}))
+    return documents
+
+
+def options(known: Mapping, renderer: Callable) -> dict:
+    """Options of node_settled, without those of cni_plugins.
+
+    known: variables of the host and defaults of roles. renderer(variables): has template() and evaluate_conditional(),
+    with these variables.
+    """
+    asked: dict[str, Any] = {NODE_FILES: {}}
+    for task, document, own in written():
+        variables = {**known, **own}
         render = renderer({**variables, **document.get("vars", {})})
         conditions = document.get("when", True)
         if not all(map(render.evaluate_conditional, [trust_as_template(task.when), *_listed(conditions)])):
