@@ -96,7 +96,6 @@ def fill(settings: Settings) -> pathlib.Path | None:
     given = {
         "cluster": True,
         "k3s_bundle_dir": str(folder),
-        "device_plugin_wheel_dir": str(folder / "wheels"),
         **LAB_VARIABLES,
     }
     variables.write_text(json.dumps(given, indent=2) + "\n")

@@ -513,3 +513,20 @@ def test_the_plan_has_config_and_objects_of_the_device_plugin(read):
     decided = planned([bare], "device_plugin", hosts=["b"])
     assert ("device_plugin", "b", "variable device_plugin_resources") in where(decided)
     assert decided["hosts"]["b"]["device_plugin"]["config"] == ""
+
+
+def test_libraries_come_from_the_folder_that_is_set_else_from_the_bundle_else_by_pip(read, tmp_path):
+    def made(ensurepip=True, **given):
+        node = read("a", given)
+        node["k3s"] = {"ensurepip": ensurepip, "python": "3.11"}
+        decided = planned([node], "device_plugin", daemonset=yaml.safe_load(DAEMONSET.read_text()))
+        return decided["hosts"]["a"]["device_plugin"]["wheel_dir"], where(decided)
+
+    lacks = {("device_plugin", "a", "Python 3.11 of the node")}
+    bundle = str(tmp_path)
+    assert made(k3s_bundle_dir=bundle) == ("", set())
+    assert made(ensurepip=False, k3s_bundle_dir=bundle) == ("", lacks)
+    assert made(ensurepip=False, device_plugin_mode="daemonset")[1] & lacks == set()
+    (tmp_path / "wheels").mkdir()
+    assert made(ensurepip=False, k3s_bundle_dir=bundle) == (f"{bundle}/wheels", set())
+    assert made(k3s_bundle_dir=bundle, device_plugin_wheel_dir="/srv/wheels") == ("/srv/wheels", set())
