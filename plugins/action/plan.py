@@ -97,6 +97,8 @@ class ActionModule(ActionBase):
         checked = {name: typed[name] for name in own}
         wrong += host.values(checked, own)
         wrong += host.unknown(task_vars, options, _documented(), typed["discovery_known_variables"])
+        if plan.HOST_LAYER in roles and str(task_vars.get("cluster", "")).lower() in ("false", "no"):
+            wrong += host.without_cluster(task_vars, variables.of_cluster())
         return {**typed, **checked}, wrong
 
     def _asked(self, roles, typed, task_vars) -> dict:
