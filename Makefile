@@ -77,6 +77,7 @@ cluster: export LAB_DIR ?= .lab/cluster
 cluster: export LAB_PORT_BASE ?= 22700
 cluster: $(VENV)/.ready ## A cluster in the lab, from bare nodes to pods with verbs; ARGS=tests/cluster takes all scenarios; needs Go
 	@lab/packages lab
+	@$(if $(filter mirror,$(LAB_CLUSTER)),lab/packages mirror,)
 	@lab/progress "the lab's cluster" pytest -v -rs -n0 $(or $(ARGS),tests/cluster/test_first_run.py tests/cluster/test_second_run_heals.py)
 
 servers-test: $(VENV)/.ready ## Three servers on this machine: reboots with real etcd, the shared address with real keepalived; needs root and Go

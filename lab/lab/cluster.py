@@ -28,6 +28,8 @@ WANTED = {"testbed": PROGRAMS, "mirror": [*PROGRAMS, "mirror"]}
 DOUBLE = "+double1"
 LAB_VARIABLES = {
     "networks_rails": True,
+    # The cluster's traffic runs over the LAN between the nodes.
+    "k3s_node_ip": "10.77.0.{{ lab_number }}",
     # Emulated cores beside other work: an image of 100 MB can take minutes to unpack.
     "k3s_start_timeout_seconds": 1800,
     "flannel_wait_seconds": 900,
@@ -96,7 +98,6 @@ def fill(settings: Settings) -> pathlib.Path | None:
     given = {
         "cluster": True,
         "k3s_bundle_dir": str(folder),
-        "device_plugin_wheel_dir": str(folder / "wheels"),
         **LAB_VARIABLES,
     }
     variables.write_text(json.dumps(given, indent=2) + "\n")

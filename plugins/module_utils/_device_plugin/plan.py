@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from .._core.change import Plan
+from .._core.change import Finding, Plan
 
 NAME = "rdma-device-plugin"
 SERVICE = f"{NAME}.service"
@@ -121,13 +121,17 @@ def _requirements(state: dict, wanted: dict, made: Plan) -> None:
             "set ansible_python_interpreter to a Python from 3.9 to 3.14, or device_plugin_mode: daemonset",
         )
     elif wanted["from_index"] and not state["ensurepip"]:
-        made.finding(
-            f"Python {state['python']} of the node",
-            "the module ensurepip, to create the plugin's virtual environment",
-            "not installed",
-            "fill a folder with device_plugin/fetch_wheels.py and set device_plugin_wheel_dir to it (needs nothing "
-            "more on the node), or install the distribution's package for it (Debian, Ubuntu: python3-venv)",
-        )
+        made.findings.append(without_ensurepip(state["python"]))
+
+
+def without_ensurepip(python: str) -> Finding:
+    return Finding(
+        f"Python {python} of the node",
+        "the module ensurepip, to create the plugin's virtual environment",
+        "not installed",
+        "run ansible-playbook gpufabric.rdma.bundle -e bundle_dir=FOLDER and set k3s_bundle_dir to it (the "
+        "libraries come from there), or install the distribution's package for it (Debian, Ubuntu: python3-venv)",
+    )
 
 
 def _credential(state: dict, wanted: dict | None, made: Plan) -> None:

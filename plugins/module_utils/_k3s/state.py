@@ -6,6 +6,7 @@ PRIVATE to the collection. Reads through a root prefix; the few commands it runs
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -55,6 +56,7 @@ def node(root: str, run: Callable) -> dict:
         **state,
         "architecture": _architecture(tree.read("/proc/sys/kernel/arch") or Seams.of(tree).machine()),
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}" if tree.live else None,
+        "ensurepip": not tree.live or importlib.util.find_spec("ensurepip") is not None,
         "clock": time.time() if tree.live else None,
         "hostname": hostname(tree),
         "family": hca_node.family(release) or "debian",

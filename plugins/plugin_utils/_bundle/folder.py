@@ -25,6 +25,12 @@ LOCK = pathlib.Path(__file__).resolve().parents[3] / "lock/artifacts.yml"
 ARCHITECTURES = ("amd64", "arm64", "any")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTAINERS = ("initContainers", "containers")
+NOT_SET = Finding(
+    "variable k3s_bundle_dir",
+    "the folder with the software of the cluster layer, for nodes that have none",
+    "not set",
+    "fill a folder with playbooks/bundle.yml on a connected machine and set k3s_bundle_dir to it",
+)
 _FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy all of it here"
 
 

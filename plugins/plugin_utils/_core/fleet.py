@@ -1,8 +1,7 @@
 """What a run knows of its hosts, for actions that judge all of them.
 
-PRIVATE to the collection. An argument such as `hosts | map('extract', hostvars, 'known')` is walked value by value for
-templates before an action sees it: at 1,000 nodes most of the time of `verify`. Facts and registered results hold none;
-here they are taken as they are, and a host's variables are put together once however many of them an action asks for.
+PRIVATE to the collection. An argument such as `hosts | map('extract', hostvars, 'known')` would copy what each host has
+registered into the task; here an action takes what it asks for.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def variables(task_vars: dict, hosts: list[str], names: dict[str, str], needed: 
 
     AnsibleError names all hosts that lack the needed one, a key.
     """
-    known = [task_vars["hostvars"].raw_get(host) for host in hosts]
+    known = [task_vars["hostvars"][host] for host in hosts]
     rows = [{key: of_host[name] for key, name in names.items() if name in of_host} for of_host in known]
     if needed:
         lacking = [host for host, row in zip(hosts, rows) if needed not in row]

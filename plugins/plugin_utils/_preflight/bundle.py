@@ -29,13 +29,7 @@ def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]
     """The bundle's description and what is wrong with it; None where there is none to use."""
     bare = [node["host"] for node in nodes if node["state"] and not node["state"]["version"]]
     if not folder:
-        lacks = Finding(
-            "k3s_bundle_dir",
-            "the folder that holds k3s, for nodes that have none",
-            "not set",
-            "fill a folder with playbooks/bundle.yml on a connected machine and set k3s_bundle_dir to it",
-        )
-        return None, [row for host in bare for row in at(host, [lacks])]
+        return None, [row for host in bare for row in at(host, [bundle_folder.NOT_SET])]
     path = os.path.join(folder, bundle_folder.DESCRIPTION)
     try:
         with open(path, "rb") as stream:

@@ -37,6 +37,8 @@ REMOVED = {
 }
 # Variables of the plays themselves, which no role documents.
 PLAY_VARIABLES = frozenset({"cluster", "discovery_hosts"})
+# What are groups of the inventory, by the names that an operator would give a variable.
+GROUPS = frozenset({"k3s_servers", "gpu_nodes"})
 
 _NEAR = 0.9
 _BOOLEANS = frozenset({"true", "yes", "on", "1", "false", "no", "off", "0"})
@@ -84,13 +86,19 @@ def validate(options: dict, values: dict) -> tuple[dict, list[Finding]]:
             continue
         checked = ArgumentSpecValidator({name: option}).validate({name: value})
         if checked.error_messages:
-            # The messages quote the value.
-            seen = "another type" if option.get("no_log") else f"{_short(value)}; {'; '.join(checked.error_messages)}"
-            findings.append(_invalid(name, option, seen))
+            findings.append(_invalid(name, option, _seen(option, value, checked.error_messages)))
             effective[name] = option.get("default")
         else:
             effective[name] = _given(checked.validated_parameters[name])
     return effective, findings
+
+
+def _seen(option: dict, value, messages: list[str]) -> str:
+    """The value; with the messages, which quote it, where they say more than that its type is another."""
+    if option.get("no_log"):
+        return "another type"
+    more = [text for text in messages if "unable to convert" not in text and "could not parse" not in text]
+    return "; ".join([_short(value), *more])
 
 
 def _given(value):
@@ -183,6 +191,10 @@ def values(variables: dict, options: dict) -> list[Finding]:
     resources = variables.get("device_plugin_resources")
     if resources is not None and not config.is_known(resources):
         found.append(_odd("device_plugin_resources", config.WANTED, _short(resources)))
+    odd = [item for item in variables.get("discovery_rails") or () if len(item.keys() - {"port"}) != 1]
+    if odd:
+        found.append(_odd("discovery_rails", "items with exactly one of hca, pci, netdev and mac", _short(odd)))
+        variables["discovery_rails"] = [item for item in variables["discovery_rails"] if item not in odd]
     odd = [item for item in variables.get("rail_links_settings") or () if not _is_setting(item)]
     if odd:
         wanted = "items with exactly one of pci and mac, and an mtu from 68 to 65535 or up: true"
@@ -266,6 +278,10 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
             wanted, step = "a variable that this version has", REMOVED[name]
             findings.append(Finding(f"variable {name}", wanted, "one that is gone", step))
             continue
+        if name in GROUPS:
+            step = f"make {name} a group of the inventory, and the nodes its hosts"
+            findings.append(Finding(f"variable {name}", "a group of the inventory", "a variable", step))
+            continue
         near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6 if name.startswith(prefixes) else _NEAR)
         if not near and not name.startswith(prefixes):
             continue
@@ -279,6 +295,13 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
             )
         )
     return findings
+
+
+def without_cluster(names, options) -> list[Finding]:
+    """Variables of k3s and its pod network where cluster: false says that no play reads them."""
+    step = "take it out, or take out cluster: false"
+    seen = "cluster: false, so it would have no effect"
+    return [Finding(f"variable {name}", "a cluster layer", seen, step) for name in sorted(set(names) & set(options))]
 
 
 def _short(value) -> str:
@@ -409,15 +432,8 @@ def _rails(facts: dict, variables: dict) -> list[Finding]:
     waiting = any(_will_get_rdma(card, facts) for card in facts["cards_without_rdma"])
     for position, item in enumerate(variables["discovery_rails"]):
         given = {key: value for key, value in item.items() if value is not None and key != "port"}
-        obj = f"discovery_rails[{position}]: " + (", ".join(f"{k} {v}" for k, v in sorted(given.items())) or "empty")
-        if len(given) != 1:
-            found.append(
-                Finding(
-                    obj, "exactly one of hca, pci, netdev, mac", f"{len(given)} of them", "name the rail by one of them"
-                )
-            )
-            continue
         ((key, value),) = given.items()
+        obj = f"discovery_rails[{position}]: {key} {value}"
         matches = matching(facts["hcas"], key, value)
         if not matches:
             cards = [card["address"] for card in facts["cards_without_rdma"]]
@@ -464,7 +480,10 @@ def matching(hcas, key: str, value) -> list[str]:
 
 def _identity(hca: dict) -> str:
     parts = [(hca["pci"] or {}).get("address") or hca["kind"]]
-    parts += [f"{netdev['name']} {netdev['mac']}" for netdev in hca["netdevs"]]
+    for netdev in hca["netdevs"]:
+        # Of an IPoIB address all but the last eight octets change with each load of the driver.
+        mac = netdev["mac"] if len(netdev["mac"] or "") == 17 else None
+        parts.append(" ".join(filter(None, (netdev["name"], mac))))
     return f"{hca['name']} ({', '.join(parts)})"
 
 
@@ -547,7 +566,8 @@ def failure_text(findings: list[dict], hosts: list[str]) -> tuple[str, str]:
     listed = [{**item, "failure": catalogue.prevented(item)} for item in findings]
     concerned = {name for item in findings for name in item["host"].split(", ")} & set(hosts)
     where = f" on {len(concerned)} of {core_text.count(len(hosts), 'node')}" if concerned else ""
-    head = f"{core_text.count(len(findings), 'problem')}{where}; nothing has been changed."
+    different = {tuple(item[fact] for fact in Finding._fields) for item in findings}
+    head = f"{core_text.count(len(different), 'problem')}{where}; nothing has been changed."
     return head, core_text.four_facts(listed)
 
 

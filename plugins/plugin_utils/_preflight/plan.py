@@ -9,6 +9,7 @@ k3s, networks, firewall, runtime}, or with `lost` or `failure`, which say why it
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from ...module_utils._core.change import Finding, at
 from ...module_utils._device_plugin import config
 from ...module_utils._device_plugin import dra as plugin_dra
 from ...module_utils._device_plugin import objects as plugin_objects
+from ...module_utils._device_plugin import plan as plugin_plan
+from .._bundle import cni
 from .._bundle import folder as bundle_folder
 from .._core.rails import dra_rails, network_rails
 from . import alike, dra, firewall, host, k3s, networks, roles, variables
@@ -213,7 +216,7 @@ def _k3s_node(node: dict, run: Run) -> dict:
     typed, facts, servers = node["variables"], _facts(node) or {}, list(run.servers)
     guessed = "k3s_servers" not in run.groups or "gpufabric_first_server" in run.groups
     own = {name.removeprefix("k3s_"): typed[name] for name in variables.options(["k3s"]) if name in typed}
-    wheels = typed["device_plugin_wheel_dir"] if typed["device_plugin_mode"] == "systemd" else ""
+    wheels = wheel_dir(typed) if typed["device_plugin_mode"] == "systemd" else ""
     return {
         "host": node["host"],
         "state": node.get("k3s"),
@@ -242,6 +245,27 @@ def images(typed: dict, lock: dict) -> list[str]:
     return found + ([typed["device_plugin_image"]] if typed["device_plugin_mode"] == "daemonset" else [])
 
 
+def _cni_plugins(nodes: list[dict], run: Run, made: dict) -> None:
+    """The programs of the bundle are the same for all nodes of an architecture."""
+    _rules("cni_plugins", nodes, run, made)
+    chosen: dict[tuple, tuple] = {}
+    sound = not made["findings"]  # a bundle that k3s has refused is refused once
+    for node in nodes:
+        typed, machine = node["variables"], _facts(node)["node"]["architecture"]
+        where, names = typed["k3s_bundle_dir"], typed["cni_plugins_names"]
+        bundle = _described(where)
+        if bundle is None:
+            continue
+        key = (where, tuple(names), machine)
+        if key not in chosen:
+            programs, wrong = cni.choose(bundle, where, names, machine)
+            chosen[key] = cni.wanted(programs), wrong
+        binaries, wrong = chosen[key]
+        if sound:
+            _add(made, "cni_plugins", at(node["host"], wrong))
+        made["hosts"][node["host"]]["cni_plugins"] = {"binaries": binaries}
+
+
 def _firewall(nodes: list[dict], run: Run, made: dict) -> None:
     given = []
     for node in nodes:
@@ -268,6 +292,13 @@ def _firewall(nodes: list[dict], run: Run, made: dict) -> None:
         opens = node["variables"][firewall.OPTION] == "open" or bool(mine["add"] or mine["remove"])
         made["hosts"][node["host"]]["firewall"] = {**mine, "opens": opens}
     made["listen_seconds"] = max(300, 5 * len(nodes))
+
+
+def wheel_dir(typed: dict) -> str:
+    """The folder that the device plugin's libraries come from: the one that is set, else the bundle's, or none."""
+    bundle, given = typed["k3s_bundle_dir"], typed["device_plugin_wheel_dir"]
+    in_bundle = os.path.join(bundle, "wheels") if bundle else ""
+    return given or (in_bundle if os.path.isdir(in_bundle) else "")
 
 
 def _names(nodes: list[dict], run: Run, made: dict) -> None:
@@ -347,7 +378,10 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
     if serving:
         made["notes"] += dra.notes(run.offered, serving[0]["variables"]["device_plugin_extended_resources"])
     for node in nodes:
-        made["hosts"][node["host"]]["device_plugin"] = _plugin_config(node)
+        wheels, own = wheel_dir(node["variables"]), node.get("k3s") or {}
+        made["hosts"][node["host"]]["device_plugin"] = {**_plugin_config(node), "wheel_dir": wheels}
+        if node["variables"]["device_plugin_mode"] == "systemd" and not wheels and own.get("ensurepip") is False:
+            _add(made, "device_plugin", at(node["host"], [plugin_plan.without_ensurepip(own["python"])]))
     made["device_plugin"] = _plugin_of_cluster(nodes, serving, run, made["hosts"][nodes[0]["host"]]["device_plugin"])
 
 
@@ -407,7 +441,7 @@ _PLANNERS = {
     "k3s": _k3s,
     "reset": _reset,
     "node_firewall": _firewall,
-    "cni_plugins": functools.partial(_rules, "cni_plugins"),
+    "cni_plugins": _cni_plugins,
     "flannel": functools.partial(_rules, "flannel"),
     "node_ready": _node_ready,
     "multus": functools.partial(_rules, "multus"),

@@ -17,6 +17,7 @@ from ...module_utils._core.change import Finding
 from . import host
 
 ROLES = pathlib.Path(__file__).resolve().parents[3] / "roles"
+_COMMON = ROLES / "common/meta/argument_specs.yml"
 
 
 @functools.cache
@@ -34,6 +35,14 @@ def documented_roles() -> dict:
     for name, option in roles.pop("common").items():
         roles[next(role for role in roles if name.startswith(f"{role}_"))][name] = option
     return roles
+
+
+@functools.cache
+def of_cluster() -> frozenset[str]:
+    """Variables that only k3s and its pod network read."""
+    own = options(["k3s", "flannel", "cni_plugins", "multus"])
+    shared = yaml_load(_COMMON.read_text(encoding="utf-8"))["argument_specs"]["shared"]["options"]
+    return frozenset(own) - frozenset(shared)
 
 
 def options(roles=None) -> dict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import sys
 
 import jsonschema
@@ -29,6 +30,16 @@ def play(tmp_path):
         return running.play(tmp_path, *command, program=program, PWD=str(tmp_path), **environment)
 
     return run
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("bundle", "bundle"), ("import_policy", "policy")])
+def test_a_misspelt_variable_is_refused_by_a_playbook_that_knows_its_own(play, tmp_path, name, prefix):
+    text = (ROOT / f"playbooks/{name}.yml").read_text()
+    reads = set(re.findall(rf"(?<![\w.]){prefix}_\w+", text)) - {"policy_import"}
+    assert set(yaml.safe_load(text)[0]["vars"]["__controller_known"]) == reads
+    code, output = play(name, f"{prefix}_filez=x", f"{prefix}_dir={tmp_path}/x")
+    assert (code, f"variable {prefix}_filez: " in output) == (2, True), output
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.fixture

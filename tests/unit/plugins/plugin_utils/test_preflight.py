@@ -19,6 +19,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import (
     variables,
 )
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as variables_of
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_k3s as machines
 
@@ -126,8 +127,6 @@ def combined(facts, variables, **changed):
     ("discovery_expected_hcas", 2, 0),
     ("discovery_expected_ports", ["mlx5_1/1", "mlx5_9/1", "mlx5_0/2"], 2),
     ("discovery_rails", [{"hca": "mlx5_9"}], 1),
-    ("discovery_rails", [{"hca": "mlx5_0", "pci": PCI}], 1),
-    ("discovery_rails", [{}], 1),
     ("discovery_rails", [{"hca": "mlx5_0"}, {"pci": PCI}], 1),
     ("discovery_rails", [{"hca": "mlx5_0", "port": 2}], 1),
     ("discovery_rails", [{"mac": "02:00:00:00:00:99"}, {"netdev": "eth99"}], 2),
@@ -360,6 +359,22 @@ PENDING = {
 }
 
 
+def test_variables_that_only_k3s_and_its_pod_network_read_have_no_effect_without_them():
+    known = variables_of.of_cluster()
+    assert {"k3s_node_ip", "flannel_backend", "multus_namespace_isolation"} <= known
+    assert not {"k3s_node_name", "k3s_bundle_dir", "k3s_cluster_cidr"} & known
+    given = {"flannel_backend": "vxlan", "networks_rails": True, "cluster": False}
+    assert objects(preflight_host.without_cluster(given, known)) == ["variable flannel_backend"]
+
+
+def test_a_rail_is_selected_by_one_name_and_a_variable_is_no_group():
+    rails = [{"hca": "mlx5_0"}, {"pci": "0000:18:00.0", "netdev": "eth0"}, {"port": 1}]
+    typed = {"discovery_rails": rails}
+    assert objects(preflight_host.values(typed, {})) == ["variable discovery_rails"]
+    assert typed["discovery_rails"] == rails[:1]
+    assert objects(preflight_host.unknown(["k3s_servers"], {}, ["k3s"])) == ["variable k3s_servers"]
+
+
 @pytest.mark.parametrize("name", PENDING)
 def test_a_node_is_settled_only_where_no_planner_has_anything_to_do(facts_of, variables, monkeypatch, name):
     """Then no role of the host layer asks it again, and what was read of it still holds."""
@@ -383,7 +398,7 @@ def test_one_message_lists_all_problems_of_all_hosts_and_equal_ones_once():
     same = Finding("variable limits_memlock", "infinity", "'lots'", "correct it")
     findings = [*at("node1", [gone]), *at("node2", [same]), *at("node3", [same])]
     head, text = preflight_host.failure_text(findings, ["node1", "node2", "node3", "node4"])
-    assert head == "3 problems on 3 of 4 nodes; nothing has been changed."
+    assert head == "2 problems on 3 of 4 nodes; nothing has been changed."
     lines = text.splitlines()
     assert (lines[0], [line.split()[0] for line in lines[1:4]]) == ("node1  connection", ["wanted", "seen", "next"])
     assert "node2, node3  variable limits_memlock" in lines
@@ -513,3 +528,20 @@ def test_the_plan_has_config_and_objects_of_the_device_plugin(read):
     decided = planned([bare], "device_plugin", hosts=["b"])
     assert ("device_plugin", "b", "variable device_plugin_resources") in where(decided)
     assert decided["hosts"]["b"]["device_plugin"]["config"] == ""
+
+
+def test_libraries_come_from_the_folder_that_is_set_else_from_the_bundle_else_by_pip(read, tmp_path):
+    def made(ensurepip=True, **given):
+        node = read("a", given)
+        node["k3s"] = {"ensurepip": ensurepip, "python": "3.11"}
+        decided = planned([node], "device_plugin", daemonset=yaml.safe_load(DAEMONSET.read_text()))
+        return decided["hosts"]["a"]["device_plugin"]["wheel_dir"], where(decided)
+
+    lacks = {("device_plugin", "a", "Python 3.11 of the node")}
+    bundle = str(tmp_path)
+    assert made(k3s_bundle_dir=bundle) == ("", set())
+    assert made(ensurepip=False, k3s_bundle_dir=bundle) == ("", lacks)
+    assert made(ensurepip=False, device_plugin_mode="daemonset")[1] & lacks == set()
+    (tmp_path / "wheels").mkdir()
+    assert made(ensurepip=False, k3s_bundle_dir=bundle) == (f"{bundle}/wheels", set())
+    assert made(k3s_bundle_dir=bundle, device_plugin_wheel_dir="/srv/wheels") == ("/srv/wheels", set())
