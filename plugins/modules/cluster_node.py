@@ -145,9 +145,9 @@ notes:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge, reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import dra
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.k3s import against, is_ready, wait
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl, patient
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import Node, plan_drain, plan_uncordon
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.quorum import against, is_ready, wait
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 

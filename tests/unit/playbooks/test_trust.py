@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import os
 import pathlib
+import re
 import sys
 import types
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -21,8 +24,13 @@ from ansible.playbook.play_context import PlayContext
 from ansible.template import Templar
 from ansible_collections.gpufabric.rdma.plugins.action import device_plugin
 from ansible_collections.gpufabric.rdma.plugins.callback import drift
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import change, text
 from ansible_collections.gpufabric.rdma.plugins.modules import node_facts
-from ansible_collections.gpufabric.rdma.tests.tools import running, tree
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import tables
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, page
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, report_documents, running, tree
 from ansible_collections.gpufabric.rdma.tests.unit.playbooks.test_cluster import Cluster
 
 # {kind: what a string becomes}; @ is the folder of the run.
@@ -111,13 +119,13 @@ class Site(Cluster):
         """What is decided for node1 where node2 gives this answer."""
         known = HostVars({name: dict(variables) for name, variables in self.known.items()})
         both = {"roles": ROLES, "hosts": [*known]}
-        for host, said in (("node1", self.answers["node1"]), ("node2", answer)):
-            read = act("plan", {"step": "read", "roles": ROLES}, known, said, host)
-            node = {"facts": read.get("ansible_facts", {}).get("rdma"), "host": host, "expected_ports": []}
-            known[host].update(__discovery_read=read, ansible_facts=read.get("ansible_facts", {}), node=node)
+        for name, said in (("node1", self.answers["node1"]), ("node2", answer)):
+            read = act("plan", {"step": "read", "roles": ROLES}, known, said, name)
+            node = {"facts": read.get("ansible_facts", {}).get("rdma"), "host": name, "expected_ports": []}
+            known[name].update(__discovery_read=read, ansible_facts=read.get("ansible_facts", {}), node=node)
         planned = act("plan", {"step": "plan", **both}, known)
-        for host in known:
-            known[host]["__discovery_planned"] = planned
+        for name in known:
+            known[name]["__discovery_planned"] = planned
         act("plan", {"step": "print", **both}, known)
         for query in ({}, {"query": "[].rails[].netdev"}):
             act("report", {"kind": "facts", "hosts": [*known], **query}, known)
@@ -162,8 +170,8 @@ def test_no_string_of_a_node_s_answer_steers_the_controller(tmp_path, watch):
     honest, usual = watch.during(lambda: site.run(answer))
     assert len(list(places(answer))) > 120
     wrong = {}
-    for what, text in trials(answer, tmp_path):
-        decided, seen = watch.during(lambda text=text, only=what[1]: site.run(replaced(answer, text, only)))
+    for what, lie in trials(answer, tmp_path):
+        decided, seen = watch.during(lambda lie=lie, only=what[1]: site.run(replaced(answer, lie, only)))
         # A node that cannot be planned with stops the cluster's plan, not the other node's own.
         wrong[what] = [*(seen - usual), *(key for key in decided if decided[key] != honest[key])]
     assert {what: found for what, found in wrong.items() if found} == {}
@@ -218,9 +226,112 @@ def test_no_string_of_a_foreign_policy_is_evaluated(tmp_path, watch, guide):
     path.write_text(yaml.safe_dump_all(documents))
     run()
     usual = watch.during(run)[1]
-    for what, text in trials(documents, tmp_path, 0):
-        path.write_text(yaml.safe_dump_all(replaced(documents, text, what[1])))
+    for what, lie in trials(documents, tmp_path, 0):
+        path.write_text(yaml.safe_dump_all(replaced(documents, lie, what[1])))
         answer, seen = watch.during(run)
         made = yaml.load(answer.get("text") or "", Loader) or {}
         texts = [value for value in strings(made) if "{{" in value and not isinstance(value, Marked)]
         assert (what, seen - usual, texts) == (what, set(), [])
+
+
+# --- nor does it reach a terminal, a log or a page as something that they obey ----------------------------------------
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+# C0, DEL and C1 (an 8-bit terminal reads 0x9b as ESC [); bidi, invisible ones, separators of lines; the sequences.
+CONTROLS = [chr(code) for code in (*range(9), *range(11, 32), *range(127, 160))]
+BIDI = [*map(chr, (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))]
+OTHERS = [*map(chr, (0xAD, 0x200B, 0x2028, 0x2029, 0x2060, 0xFEFF, 0xFFFE, 0xFFFF, 0xD800, 0xDFFF, 0xE0041))]
+SEQUENCES = ["\x1b[2J\x1b[1;32mok", "\x1b]0;title\x07", "\x1b]8;;https://a.b\x1b\\x", "\x9b31m", "a\rok", "\x1bc"]
+UNFIT = [*CONTROLS, *BIDI, *OTHERS]
+PLANT = "".join([*SEQUENCES, *UNFIT])
+FORGED = "\nnode9  all passed"
+# What a node says nothing in: words that the collection itself has set.
+OWN = {"schema", "at", "kind", "status", "verdict", "id", "failure", "host", "from", "to", "path", "memory", "state"}
+OWN |= {"phys_state", "link_layer", "address", "name", "hca", "netdev", "pci", "flavor", "netns_mode", "distance"}
+
+
+def planted(value):
+    """The same data with PLANT at the end of each text of it."""
+    if isinstance(value, dict):
+        return {key: item if key in OWN and isinstance(item, str) else planted(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [planted(item) for item in value]
+    return f"{value}{PLANT}" if isinstance(value, str) else value
+
+
+def outputs():
+    """(which, text) of all that is made for people, from what hostile nodes have said."""
+    finding = change.Finding(f"HCA {PLANT}", f"firmware {PLANT}", f"firmware {PLANT}", f"flash {PLANT}")
+    told = {"host": "node1", **finding._asdict()}
+    yield "a sentence", text.sentence(finding)
+    yield "four facts", text.four_facts([told])
+    yield "a table", text.table(("a", "b"), [(PLANT, PLANT)])
+    yield "a folded text", text.wrapped("  ", PLANT)
+    failure = change.failure(change.Refused([finding], [change.Change("/etc/x", "write", PLANT, PLANT)]))
+    yield "a failure", failure["msg"] + "".join(failure["findings"][0].values())
+    yield "a diff", "".join(failure["diff"][0][side] for side in ("before", "after"))
+    yield "the plan's problems", "".join(host.failure_text([told], ["node1"]))
+    facts = planted(report_documents.facts("h100-8x-cx7-ib"))
+    yield "tables of nodes", tables.report({"node1": {"facts": facts, "failure": None, "expected_ports": []}})
+    drift = planted(report_documents.fleet(64)["drift"])
+    drift["hosts"][0]["host"] += PLANT
+    yield "the drift JUnit", formats.junit(drift)
+    results = planted(report_documents.rails())
+    yield "the report's page", page.page(results, PLANT)
+    yield "the report's JUnit", document.junit(results)
+    yield "the report's JSON", files.as_json(results)
+
+
+@pytest.mark.parametrize(("which", "made"), [pytest.param(*item, id=item[0]) for item in outputs()])
+def test_nothing_that_a_terminal_obeys_is_in(which, made):
+    assert len(made) > 20
+    assert [ascii(bad) for bad in UNFIT if bad in made] == []
+    assert "\ufffd" in made or "\\u001b" in made, "what was there is not hidden"
+    if "JUnit" in which:
+        ElementTree.fromstring(made)
+
+
+def test_a_cell_of_a_table_makes_no_line_of_its_own_and_what_people_write_stays():
+    assert len(text.table(("a",), [(f"x{FORGED}",)]).splitlines()) == 2
+    for kept in ("Café 北京 שלום 👩‍💻", "two\nlines\tand a tab"):
+        assert text.clean(kept) == kept
+    for bad in (*UNFIT, *SEQUENCES):
+        shown = text.clean(f"28.39{bad}2048")
+        assert (shown[:5], shown[-4:], "\ufffd" in shown) == ("28.39", "2048", True)
+        assert not set(shown) & set(UNFIT)
+
+
+# --- the operator's terminal itself -----------------------------------------------------------------------------------
+
+FINDING = {"object": "{{ hostile }}", "wanted": "x", "seen": "{{ hostile }}", "next_step": "y"}
+TASKS = [
+    {"gpufabric.rdma.report": {"kind": "text", "text": "shown {{ hostile }}"}},
+    {"gpufabric.rdma.report": {"kind": "warning", "text": "warned {{ hostile }}"}},
+    {"gpufabric.rdma.refuse": {"findings": [FINDING]}, "ignore_errors": True},
+]
+
+
+def test_a_play_prints_none_of_it(tmp_path):
+    (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": TASKS}]))
+    hostile = PLANT.replace("\ud800", "").replace("\udfff", "")  # Ansible itself takes no lone surrogate
+    (tmp_path / "vars.json").write_text(json.dumps({"hostile": hostile}))
+    ours = {"ANSIBLE_CONFIG": ansible_playbook.no_settings(), "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path)}
+    code, printed = running.play(tmp_path, "-i", "localhost,", "play.yml", "-e", "@vars.json", **ours)
+    assert code == 0, printed[-2000:]
+    assert [word for word in ("shown", "warned") if word not in printed] == []
+    assert [ascii(bad) for bad in UNFIT if bad in printed] == []
+
+
+# --- nobody goes past it ----------------------------------------------------------------------------------------------
+
+
+def test_a_role_prints_what_it_was_told_through_show():
+    """debug, fail, assert and pause print as it is whatever a variable holds: only numbers of ours."""
+    found = []
+    for path in [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]:
+        blocks = re.findall(r"ansible\.builtin\.(?:debug|fail|assert|pause):\n((?: {4,}.*\n)+)", path.read_text())
+        found += [line.strip() for block in blocks for line in block.splitlines() if "{{" in line]
+    assert {re.match(r'msg: "{{ (.*?) }} of the ', line)[1] for line in found} == {
+        "__matrix_report['tally']['outlier']",
+        "__verification_report['failing'][inventory_hostname]",
+    }

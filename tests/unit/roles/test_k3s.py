@@ -10,7 +10,7 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import address as shared_address
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import quorum
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s as kube_k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import MARK
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 
@@ -232,7 +232,7 @@ def test_a_limited_run_reads_the_servers_that_it_leaves_out_and_knows_them_as_pe
 
 def test_a_reset_of_a_server_that_etcd_needs_is_refused_and_of_all_it_is_not(play, tmp_path):
     for name in ADDRESSES:
-        config = tmp_path / name / quorum.ETCD_CONFIG[1:]
+        config = tmp_path / name / kube_k3s.ETCD_CONFIG[1:]
         config.parent.mkdir(parents=True)
         config.write_text("name: x\n")
     (tmp_path / "servers.yml").write_text(yaml.safe_dump({"k3s_servers": {"hosts": {name: {} for name in ADDRESSES}}}))

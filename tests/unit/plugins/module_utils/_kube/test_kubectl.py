@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.config import KUBECONFIG
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl, quorum, running_pods
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, kubectl, running_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
@@ -171,7 +171,7 @@ NODES = [node("s1"), node("s2"), node("s3"), node("worker", labels={})]
 
 
 def seen(*args, **options):
-    return [(found.object, found.seen) for found in quorum.against(*args, **options)]
+    return [(found.object, found.seen) for found in k3s.against(*args, **options)]
 
 
 @pytest.mark.parametrize(("nodes", "etcd", "said"), [
@@ -197,15 +197,15 @@ def test_what_is_away_is_named(nodes, etcd, said):
 )
 def test_a_node_is_back_when_it_has_reported_its_new_boot(ready, boot, said):
     nodes = [node("worker", ready, boot, labels={})]
-    found = quorum.against(nodes, None, "worker", left="boot-1", ready=True)
+    found = k3s.against(nodes, None, "worker", left="boot-1", ready=True)
     assert [finding.seen for finding in found] == ([said] if said else [])
 
 
 @pytest.fixture
 def etcd(tmp_path, put):
     def read(config, fetch=lambda url: ETCD_METRICS):
-        put(quorum.ETCD_CONFIG, config)
-        return quorum.etcd(Tree(tmp_path), fetch)
+        put(k3s.ETCD_CONFIG, config)
+        return k3s.etcd(Tree(tmp_path), fetch)
 
     return read
 
@@ -226,7 +226,7 @@ def test_an_etcd_that_cannot_be_asked_is_not_taken_for_one_that_is_whole(etcd, t
     def refused(_url):
         raise ConnectionRefusedError("refused")
 
-    assert quorum.etcd(Tree(tmp_path)) is None, "a server without etcd has none"
+    assert k3s.etcd(Tree(tmp_path)) is None, "a server without etcd has none"
     assert "error" in etcd("listen-metrics-urls: http://127.0.0.1:2381\n", refused)
     assert "error" in etcd("name: s1\n")
 
@@ -235,7 +235,7 @@ def test_it_waits_until_nothing_stands_against_it_and_no_longer_than_told():
     cluster, answers = Cluster(NODES), [["away"], ["away"], []]
 
     def wait(seconds, judge):
-        return quorum.wait(cluster, Tree("/nowhere"), seconds, judge, cluster.monotonic, cluster.sleep)[1]
+        return k3s.wait(cluster, Tree("/nowhere"), seconds, judge, cluster.monotonic, cluster.sleep)[1]
 
     assert (wait(60, lambda _nodes, _etcd: answers.pop(0)), cluster.now) == ([], 6.0)
     assert (wait(5, lambda _nodes, _etcd: ["away"]), cluster.now) == (["away"], 12.0)
