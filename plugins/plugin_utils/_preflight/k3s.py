@@ -62,12 +62,9 @@ def decide(
     readable = [node for node in nodes if node["state"]]
     if now is not None:
         _clocks(readable, now, report, notes)
-    for node in nodes:
-        if not node["state"]:
-            report(
-                node["host"],
-                Finding("node", "a node that can be read", node["failure"] or "no answer", "fix the cause"),
-            )
+    for node in [node for node in nodes if not node["state"]]:
+        seen = node["failure"] or "no answer"
+        report(node["host"], Finding("node", "a node that can be read", seen, "fix the cause"))
     decisions = {node["host"]: _decision(node, everyone) for node in readable}
     elsewhere = {node["host"]: _decision(node, everyone) for node in outside if node["state"]}
     for node in readable:
@@ -93,21 +90,13 @@ def _cluster(nodes, report) -> None:
     for group in {tuple(node["servers"]): node for node in nodes}.values():
         names = group["servers"]
         if not names:
-            seen, step = (
-                "the group is empty",
-                "add a host to k3s_servers, or remove the group: the first node is then the server",
-            )
-            report(group["host"], Finding("group k3s_servers", "a server for the agents to join", seen, step))
+            wanted, seen = "a server for the agents to join", "the group is empty"
+            step = "add a host to k3s_servers, or remove the group: the first node is then the server"
+            report(group["host"], Finding("group k3s_servers", wanted, seen, step))
         elif len(names) % 2 == 0:
-            report(
-                names[0],
-                Finding(
-                    "group k3s_servers",
-                    "an odd number of servers: 1, 3, 5",
-                    f"{len(names)}: {', '.join(names)}",
-                    "add or remove one; etcd with an even number survives no more failures than with one fewer",
-                ),
-            )
+            wanted, seen = "an odd number of servers: 1, 3, 5", f"{len(names)}: {', '.join(names)}"
+            step = "add or remove one; etcd with an even number survives no more failures than with one fewer"
+            report(names[0], Finding("group k3s_servers", wanted, seen, step))
 
 
 def _clocks(readable: list[dict], now: float, report, notes: list[str]) -> None:
@@ -118,16 +107,10 @@ def _clocks(readable: list[dict], now: float, report, notes: list[str]) -> None:
     usual = statistics.median([*clocks, 0.0] if len(clocks) % 2 == 0 else clocks)
     for host, seconds in ahead.items():
         if abs(seconds - usual) > limit:
-            report(
-                host,
-                Finding(
-                    "clock",
-                    f"the time of the other nodes and the controller, within {limit // 60} minutes: "
-                    "certificates that one node makes must be valid on all",
-                    f"{_apart(seconds - usual)} them",
-                    "set the one that is wrong (timedatectl set-ntp true, or chrony) and run again",
-                ),
-            )
+            wanted = f"the time of the other nodes and the controller, within {limit // 60} minutes: "
+            wanted += "certificates that one node makes must be valid on all"
+            step = "set the one that is wrong (timedatectl set-ntp true, or chrony) and run again"
+            report(host, Finding("clock", wanted, f"{_apart(seconds - usual)} them", step))
     if abs(usual) > limit:
         notes.append(f"the controller's clock is {_apart(-usual)} that of the nodes, which agree: set it")
 
@@ -335,15 +318,9 @@ def _node_ips(decisions: dict, elsewhere: dict, report) -> None:
             owners.setdefault(decided["node_ip"], []).append(host)
     for address, hosts in owners.items():
         for host in [host for host in hosts if host in decisions] if len(hosts) > 1 else ():
-            report(
-                host,
-                Finding(
-                    f"node-ip {address}",
-                    "a different address for each node",
-                    f"the same on {', '.join(hosts)}",
-                    "set k3s_node_ip of each node to its address in the management network",
-                ),
-            )
+            wanted, seen = "a different address for each node", f"the same on {', '.join(hosts)}"
+            step = "set k3s_node_ip of each node to its address in the management network"
+            report(host, Finding(f"node-ip {address}", wanted, seen, step))
 
 
 # --- the address that servers share -----------------------------------------------------------------------------------
@@ -467,15 +444,9 @@ def _agree(decisions: dict, elsewhere: dict, report) -> None:
         mine, first = k3s.critical(decided["options"]), k3s.critical(servers[0]["options"])
         for name in sorted(set(mine) | set(first)):
             if mine.get(name) != first.get(name):
-                report(
-                    decided["host"],
-                    Finding(
-                        f"k3s option {name}",
-                        f"{first.get(name)} as on {servers[0]['host']}: k3s refuses a server with another value",
-                        f"{mine.get(name)}",
-                        "set the variable for the group k3s_servers, not for one host",
-                    ),
-                )
+                wanted = f"{first.get(name)} as on {servers[0]['host']}: k3s refuses a server with another value"
+                step = "set the variable for the group k3s_servers, not for one host"
+                report(decided["host"], Finding(f"k3s option {name}", wanted, f"{mine.get(name)}", step))
 
 
 # --- one node ---------------------------------------------------------------------------------------------------------
@@ -489,26 +460,18 @@ def _variables(node: dict, decided: dict, report) -> None:
         where = "of a server" if name in k3s.SERVER_KEYS else "of k3s"
         seen = f"an option {where}" if name in k3s.SERVER_KEYS else "no option of k3s has this name"
         report(host, Finding(f"k3s_config_extra: {name}", f"an option of a k3s {role}", seen, _VARIABLE))
-    for name in sorted(set(extra) & set(k3s.OWNED)):
-        step = f"use {k3s.OWNED[name]}"
-        report(
-            host,
-            Finding(f"k3s_config_extra: {name}", "options without a variable of their own", "one that has one", step),
-        )
+    owned = [(f"k3s_config_extra: {name}", k3s.OWNED[name]) for name in sorted(set(extra) & set(k3s.OWNED))]
     for name in sorted(set(typed["kubelet_args"]) & {"topology-manager-policy", "topology-manager-scope"}):
-        step = f"use k3s_{name.replace('-', '_')}"
-        report(
-            host,
-            Finding(f"k3s_kubelet_args: {name}", "arguments without a variable of their own", "one that has one", step),
-        )
+        owned.append((f"k3s_kubelet_args: {name}", f"k3s_{name.replace('-', '_')}"))
+    for obj, variable in owned:
+        report(host, Finding(obj, "what has no variable of its own", "one that has", f"use {variable}"))
     for name, value in typed["node_labels"].items():
         if not _LABEL.fullmatch(str(name)) or (str(value) and not _LABEL.fullmatch(str(value))):
             report(host, Finding("k3s_node_labels", "valid label names and values", f"{name}={value}", _VARIABLE))
     for taint in typed["node_taints"]:
         if not re.fullmatch(r"[^\s:=]+(=[^\s:=]*)?:(NoSchedule|PreferNoSchedule|NoExecute)", taint):
-            report(
-                host, Finding("k3s_node_taints", "KEY[=VALUE]:NoSchedule|PreferNoSchedule|NoExecute", taint, _VARIABLE)
-            )
+            wanted = "KEY[=VALUE]:NoSchedule|PreferNoSchedule|NoExecute"
+            report(host, Finding("k3s_node_taints", wanted, taint, _VARIABLE))
     _networks(node, report)
 
 
@@ -553,12 +516,8 @@ def _taken(seen: dict) -> list[dict]:
 
 
 def _overlap(name: str, net, other: str) -> Finding:
-    return Finding(
-        f"{name} {net}",
-        "networks that do not overlap",
-        f"overlaps with {other}",
-        f"set {name} to a network that is not routed anywhere on this site",
-    )
+    step = f"set {name} to a network that is not routed anywhere on this site"
+    return Finding(f"{name} {net}", "networks that do not overlap", f"overlaps with {other}", step)
 
 
 def _inside(address: str, net) -> bool:
@@ -572,46 +531,29 @@ def _addresses(node: dict, decided: dict, report, notes: list[str]) -> None:
     seen, host = node["state"], node["host"]
     own = [f"{entry['address'].partition('/')[0]} ({entry['netdev']})" for entry in seen["addresses"]]
     if not decided["node_ip"]:
-        report(
-            host,
-            Finding(
-                "node-ip",
-                "one address that identifies the node",
-                f"no single default route to derive it from; addresses: {', '.join(own) or 'none'}",
-                "set k3s_node_ip of this host to its address in the management network",
-            ),
-        )
+        told = f"no single default route to derive it from; addresses: {', '.join(own) or 'none'}"
+        step = "set k3s_node_ip of this host to its address in the management network"
+        report(host, Finding("node-ip", "one address that identifies the node", told, step))
     elif decided["node_ip"] not in {entry["address"].partition("/")[0] for entry in seen["addresses"]}:
-        report(
-            host,
-            Finding(
-                f"node-ip {decided['node_ip']}", "an address of this node", f"addresses: {', '.join(own)}", _VARIABLE
-            ),
-        )
+        obj, told = f"node-ip {decided['node_ip']}", f"addresses: {', '.join(own)}"
+        report(host, Finding(obj, "an address of this node", told, _VARIABLE))
     if not any(route["destination"] == "0.0.0.0/0" for route in seen["routes"]):
         notes.append(
             f"{host}: there is no default route; k3s releases need one even with node-ip set, because service "
-            f"addresses "
-            "are routed through it: add one, on a dummy interface if necessary"
+            "addresses are routed through it: add one, on a dummy interface if necessary"
         )
     if not (decided["first"] or decided["server_url"]):
         step = "run with the first host of k3s_servers in --limit, or set k3s_server_url"
         report(host, Finding("k3s_server_url", "the server to join", "no server of this run reports its address", step))
     if not decided["running"]:
-        ports = _PORTS[decided["role"]] + (
-            _ETCD_PORTS if decided["servers"] > 1 and decided["role"] == "server" else ()
-        )
-        taken = sorted(set(ports) & set(seen["listening"]))
+        of_etcd = _ETCD_PORTS if decided["servers"] > 1 and decided["role"] == "server" else ()
+        taken = sorted({*_PORTS[decided["role"]], *of_etcd} & set(seen["listening"]))
         if taken:
-            report(
-                host,
-                Finding(
-                    f"TCP port {', '.join(map(str, taken))}",
-                    "free for k3s",
-                    "something listens on it",
-                    "see which program it is (ss -ltnp) and stop or move it",
-                ),
+            obj, step = (
+                f"TCP port {', '.join(map(str, taken))}",
+                "see which program it is (ss -ltnp) and stop or move it",
             )
+            report(host, Finding(obj, "free for k3s", "something listens on it", step))
 
 
 def _ownership(node: dict, decided: dict, report, notes: list[str]) -> None:
@@ -621,15 +563,8 @@ def _ownership(node: dict, decided: dict, report, notes: list[str]) -> None:
     if foreign and node["variables"]["takeover_allowed"] is True:
         notes.append(f"{host}: taken over because k3s_takeover_allowed is true: {'; '.join(foreign)}")
     elif foreign:
-        report(
-            host,
-            Finding(
-                "cluster",
-                "no cluster, or one that this collection set up",
-                "; ".join(foreign),
-                "leave the host out, remove that cluster with its own tools first, or set k3s_takeover_allowed: true",
-            ),
-        )
+        step = "leave the host out, remove that cluster with its own tools first, or set k3s_takeover_allowed: true"
+        report(host, Finding("cluster", "no cluster, or one that this collection set up", "; ".join(foreign), step))
     report(host, *(Finding(**finding) for finding in seen.get("namespaces") or []))
     joined = seen["server_url"] if seen["joined"] and decided["role"] == "agent" else None
     if joined and decided["server_url"] not in (None, joined):
@@ -657,29 +592,18 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
         report(host, Finding("k3s", BROKEN_VERSIONS[row["version"]], seen_text, "fill the bundle with another version"))
     installed = seen["version"]
     if installed and not same_version(installed, row["version"]) and not changing_version:
-        report(
-            host,
-            Finding(
-                "k3s",
-                f"{row['version']} as in the bundle",
-                f"{installed} installed",
-                "change versions with playbooks/upgrade_k3s.yml, one node at a time",
-            ),
-        )
+        step = "change versions with playbooks/upgrade_k3s.yml, one node at a time"
+        report(host, Finding("k3s", f"{row['version']} as in the bundle", f"{installed} installed", step))
     wanted = [{"src": row["path"], "dest": k3s.BINARY, "mode": "0755", "sha256": row["sha256"]}]
     for archive in bundle_folder.archives_for(bundle, seen["architecture"]):
-        name = archive["path"].rpartition("/")[2]
-        wanted.append(
-            {"src": archive["path"], "dest": f"{k3s.IMAGES}/{name}", "mode": "0644", "sha256": archive["sha256"]}
-        )
+        dest = f"{k3s.IMAGES}/{archive['path'].rpartition('/')[2]}"
+        wanted.append({"src": archive["path"], "dest": dest, "mode": "0644", "sha256": archive["sha256"]})
     decided["files"] = [item for item in wanted if seen["sums"].get(item["dest"]) != item["sha256"]]
     if decided["selinux"] and seen["family"] == "rhel" and not seen["selinux_policy"]:
-        policy = bundle_folder.file_for(bundle, "k3s-selinux", seen["architecture"], seen["distribution"])
+        name, architecture, distribution = "k3s-selinux", seen["architecture"], seen["distribution"]
+        policy = bundle_folder.file_for(bundle, name, architecture, distribution)
         if policy is None:
-            lacking = bundle_folder.missing_file(
-                bundle, "k3s-selinux", seen["architecture"], folder, seen["distribution"]
-            )
-            report(host, lacking)
+            report(host, bundle_folder.missing_file(bundle, name, architecture, folder, distribution))
         else:
             decided["packages"] = [{"src": policy["path"], "sha256": policy["sha256"]}]
 
@@ -740,31 +664,27 @@ def upgrade(decisions: dict) -> list[dict]:
     found = []
     servers = [decided for decided in decisions.values() if decided["role"] == "server"]
     for decided in decisions.values():
-        old, new = decided["version"], decided.get("bundle_version")
+        old, new, rows = decided["version"], decided.get("bundle_version"), []
         if not old or not new or same_version(old, new):
             continue
         try:
             before, after = parse(old), parse(new)
         except ValueError as error:
-            found.append(
-                (decided["host"], Finding("k3s", "versions that can be compared", str(error), "see the bundle"))
-            )
+            rows.append(Finding("k3s", "versions that can be compared", str(error), "see the bundle"))
+            found += at(decided["host"], rows)
             continue
         if after < before:
             step = "use a bundle with the installed version or a newer one; a datastore cannot be downgraded"
-            found.append((decided["host"], Finding("k3s", f"{old} or newer", f"{new} in the bundle", step)))
+            rows.append(Finding("k3s", f"{old} or newer", f"{new} in the bundle", step))
         elif after[:2] > (before[0], before[1] + 1):
             step = f"upgrade to v{before[0]}.{before[1] + 1} first, with a bundle of that version"
-            found.append(
-                (decided["host"], Finding("k3s", f"one minor at a time from {old}", f"{new} in the bundle", step))
-            )
+            rows.append(Finding("k3s", f"one minor at a time from {old}", f"{new} in the bundle", step))
         if decided["role"] == "agent":
             behind = [server["host"] for server in servers if server["version"] and parse(server["version"]) < before]
-            if behind:
-                step = "upgrade the servers to its version first"
-                finding = Finding("k3s agent", f"not newer than its servers ({', '.join(behind)})", old, step)
-                found.append((decided["host"], finding))
-    return [row for host, finding in found for row in at(host, [finding])]
+            wanted = f"not newer than its servers ({', '.join(behind)})"
+            rows += [Finding("k3s agent", wanted, old, "upgrade the servers to its version first")] if behind else []
+        found += at(decided["host"], rows)
+    return found
 
 
 # --- a reset ----------------------------------------------------------------------------------------------------------
