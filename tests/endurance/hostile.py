@@ -103,7 +103,7 @@ class Bed(Cluster):
         python.chmod(0o755)
         self.hosts["node2"]["ansible_python_interpreter"] = str(python)
         (folder / "home/.ssh").mkdir(parents=True)
-        (folder / "home/notes").write_text("what the operator wrote")
+        (folder / "home/notes").write_text(SECRET)
         (folder / "home/.ssh/id_ed25519").write_text(SECRET)
         self.kept = folder.with_name(f"{folder.name}.kept")
         subprocess.run(["cp", "-a", folder, self.kept], check=True)
