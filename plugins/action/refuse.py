@@ -32,12 +32,9 @@ class ActionModule(ActionBase):
                 "summary": {"type": "str"},
             },
             required_one_of=[("findings", "libraries")],
-            mutually_exclusive=[("findings", "libraries")],
         )
-        if args["libraries"]:
-            findings = libraries.findings(args["libraries"])
-        else:
-            findings = [Finding(*(finding[fact] for fact in Finding._fields)) for finding in args["findings"] or []]
+        findings = libraries.findings(args["libraries"]) if args["libraries"] else []
+        findings += [Finding(*(finding[fact] for fact in Finding._fields)) for finding in args["findings"] or []]
         if not findings:
             return {"changed": False, "findings": []}
         lead = [args["summary"]] if args["summary"] else []

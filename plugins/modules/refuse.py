@@ -19,7 +19,7 @@ extends_documentation_fragment:
   - gpufabric.rdma.deciding
 options:
   findings:
-    description: What to refuse. Exactly one of O(findings) and O(libraries) is required.
+    description: What to refuse. At least one of O(findings) and O(libraries) is required.
     type: list
     elements: dict
     suboptions:

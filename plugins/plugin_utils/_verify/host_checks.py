@@ -433,7 +433,9 @@ def report_text(nodes: list[dict], check_mode: bool = False) -> str:
             for item in measured
         ]
         parts.append("Fabric\n" + _indent(core_text.table(("test", "seconds", "MB/s", "Gb/s", "result"), rows)))
-    parts.append("Nodes\n" + _indent(core_text.table(_HEADER, [_node_row(node, check_mode) for node in nodes])))
+    shapes = core_text.alike((node["host"], _node_row(node, check_mode)) for node in nodes)
+    rows = [(core_text.of_nodes(hosts), *row) for hosts, row in shapes]
+    parts.append("Nodes\n" + _indent(core_text.table(_HEADER, rows)))
     parts.append(
         f"Verification on {core_text.count(len(nodes), 'node')}: {total[PASSED]} passed, {total[FAILED]} failed, "
         f"{total[NOT_VERIFIED]} not verified, {total[UNUSED]} unused"
@@ -461,7 +463,7 @@ def _node_row(node: dict, check_mode: bool) -> tuple:
         changes = f"{len(node['pending'])} to make" if check_mode else str(len(node["planned"]) - len(node["pending"]))
         reboot = "needed" if node["reboot_reasons"] else "done" if node["rebooted"] else "no"
         shape = (len(facts["hcas"]), f"{active} of {len(rails)} active" if rails else "0", changes, reboot)
-    return (node["host"], *shape, *(counts[status] for status in STATUSES))
+    return (*shape, *(counts[status] for status in STATUSES))
 
 
 def _short_rows(items) -> str:
@@ -471,7 +473,7 @@ def _short_rows(items) -> str:
         rows.setdefault((item["host"], _reason(item)), []).append(item["object"])
     groups = core_text.alike((host, (tuple(objects), reason)) for (host, reason), objects in rows.items())
     return "\n".join(
-        core_text.wrapped(f"  {core_text.names(hosts)}  ", f"{core_text.listing(objects)}: {reason}", "    ")
+        core_text.wrapped(f"  {core_text.of_nodes(hosts)}  ", f"{core_text.listing(objects)}: {reason}", "    ")
         for hosts, (objects, reason) in groups
     )
 
