@@ -30,17 +30,8 @@ options:
       - Whether DaemonSets that this collection did not apply may be deleted.
       - If not set, the module fails with an explanation; V(false) leaves them and reports it.
     type: bool
-  kubectl:
-    description:
-      - The kubectl command.
-    type: list
-    elements: str
-    default: [k3s, kubectl]
-  timeout_seconds:
-    description:
-      - How long to wait for their pods to terminate.
-    type: int
-    default: 120
+  kubectl: {description: The kubectl command., type: list, elements: str, default: [k3s, kubectl]}
+  timeout_seconds: {description: How long to wait for their pods to terminate., type: int, default: 120}
 seealso:
   - module: gpufabric.rdma.device_plugin
 """

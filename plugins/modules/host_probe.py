@@ -19,31 +19,15 @@ extends_documentation_fragment:
 author:
   - The gpufabric founders (@gpufabric)
 options:
-  root:
-    description: Root directory of the node. With anything but V(/) only facts are read.
-    type: path
-    default: /
-  software_hcas:
-    description: Whether soft-RoCE and siw devices count as HCAs.
-    type: bool
-    default: false
-  services:
-    description: Services under whose limit to lock memory.
-    type: list
-    elements: str
-    default: []
+  root: {description: Root directory of the node. With anything but V(/) only facts are read., type: path, default: /}
+  software_hcas: {description: Whether soft-RoCE and siw devices count as HCAs., type: bool, default: false}
+  services: {description: Services under whose limit to lock memory., type: list, elements: str, default: []}
   user:
     description: User that locks memory, and whose rights on the character devices are told.
     type: str
     default: nobody
-  directory:
-    description: As for M(gpufabric.rdma.node_facts).
-    type: path
-    default: /etc/cni/multus/net.d
-  firewall:
-    description: Whether to read the firewall.
-    type: bool
-    default: false
+  directory: {description: As for M(gpufabric.rdma.node_facts)., type: path, default: /etc/cni/multus/net.d}
+  firewall: {description: Whether to read the firewall., type: bool, default: false}
   kubelet_root:
     description: The kubelet's C(--root-dir), below which device plugins are found.
     type: path
@@ -57,14 +41,8 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-ansible_facts:
-  description: The facts as M(gpufabric.rdma.hca_facts) returns them.
-  returned: success
-  type: dict
-networks:
-  description: What M(gpufabric.rdma.node_facts) returns.
-  returned: success
-  type: dict
+ansible_facts: {description: The facts as M(gpufabric.rdma.hca_facts) returns them., returned: success, type: dict}
+networks: {description: What M(gpufabric.rdma.node_facts) returns., returned: success, type: dict}
 firewall:
   description: What M(gpufabric.rdma.firewall_info) returns as C(firewall).
   returned: with O(firewall)

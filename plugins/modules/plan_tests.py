@@ -50,9 +50,7 @@ options:
     description: For V(pods), keep only those for bandwidth tests, and report for each host why it has none.
     type: bool
     default: false
-  port:
-    description: For V(pod_rounds), the first TCP port.
-    type: int
+  port: {description: 'For V(pod_rounds), the first TCP port.', type: int}
   job:
     description: For V(nccl_job), what the job is made of.
     type: dict
@@ -65,9 +63,7 @@ options:
       address_range: {description: Null is worked out from the rails., type: str}
       resources: {description: As C(device_plugin_resources)., type: raw}
       script: {description: What C(job) runs., type: str}
-  file:
-    description: For V(nccl_job), the file to write the job to. If not set, it is printed.
-    type: path
+  file: {description: 'For V(nccl_job), the file to write the job to. If not set, it is printed.', type: path}
 """
 
 EXAMPLES = r"""
@@ -95,26 +91,17 @@ plan:
     tests), C(tests), what has no peer (C(alone)) and why, and C(clashes).
   returned: O(kind=fabric), O(kind=pods), O(kind=rounds) or O(kind=pod_rounds)
   type: dict
-hosts:
-  description: For each host the tests to C(serve) and to C(connect).
-  returned: O(kind=fabric)
-  type: dict
+hosts: {description: For each host the tests to C(serve) and to C(connect)., returned: O(kind=fabric), type: dict}
 networks:
   description: For each host its networks, each with C(name) and C(config).
   returned: O(kind=networks)
   type: dict
-parts:
-  description: What each host runs, round by round.
-  returned: O(kind=rounds)
-  type: dict
+parts: {description: 'What each host runs, round by round.', returned: O(kind=rounds), type: dict}
 grace_seconds:
   description: How long the first node waits for the last one to start.
   returned: O(kind=rounds)
   type: int
-wait_seconds:
-  description: After how long every node has ended its rounds.
-  returned: O(kind=rounds)
-  type: int
+wait_seconds: {description: After how long every node has ended its rounds., returned: O(kind=rounds), type: int}
 objects:
   description: The namespace and the job.
   returned: O(kind=nccl_job) without O(file)
