@@ -40,7 +40,7 @@ options:
   variables:
     description:
       - Names of variables. Of each host C(node), with C(host), C(address), C(variables) and C(read), what
-        M(gpufabric.rdma.host_probe) returned, or for rounds M(gpufabric.rdma.fabric_tests) beside C(facts); and
+        M(gpufabric.rdma.node_facts) returned, or for rounds M(gpufabric.rdma.fabric_tests) beside C(facts); and
         C(cni), what M(gpufabric.rdma.cni_lint) returned.
       - Of the host that runs the task C(offered), what M(gpufabric.rdma.cluster_info) returned, C(pods), what this
         module did, and C(ran), what M(gpufabric.rdma.test_pods) did.
