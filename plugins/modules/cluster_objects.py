@@ -273,6 +273,7 @@ PRUNE_TYPES = (
 # Time limit of one call: many objects on a busy server.
 _CALL_SECONDS = 300
 _READS = 3
+_STAYS = "fix what the message reports and run again; objects already applied stay and are not applied twice"
 
 
 class Cluster:
@@ -360,7 +361,7 @@ class Cluster:
             unknown = {name.partition(".")[0] for name in planner.unknown_types(error)}
             left = [name for name in types if name.partition(".")[0] not in unknown]
             if len(left) == len(types):
-                raise _failed(f"reading the objects of owner {owners}", error)
+                raise KubectlError(f"reading the objects of owner {owners}", error, _STAYS)
             types = left
         return []
 
@@ -376,23 +377,20 @@ class Cluster:
                     continue
                 code, _out, error = self._kubectl.apply(some, "--output=json", *_forced(force))
                 if code:
-                    raise _failed(f"applying {', '.join(sorted(names))}", error)
+                    raise KubectlError(f"applying {', '.join(sorted(names))}", error, _STAYS)
             yield from (change for change in changes if change.object in names and change.action != "prune")
             kinds = [item for item in stage if item["kind"] == "CustomResourceDefinition"]
             if kinds:
                 names = [f"crd/{item['metadata']['name']}" for item in kinds]
                 words = ("wait", "--for=condition=Established", *names, "--timeout=60s")
-                code, _out, error = self._kubectl.run_retrying(*words)
-                if code:
-                    raise _failed(f"waiting for {', '.join(names)}", error)
+                self._kubectl.output(f"waiting for {', '.join(names)}", *words, next_step=_STAYS)
         pruned = [change for change in changes if change.action == "prune"]
         if pruned:
             leftovers = [_identity(change.before) for change in pruned]
             # kubectl's own timeout names the object blocked by a finalizer.
             words = ("delete", "--filename=-", "--ignore-not-found", f"--timeout={_CALL_SECONDS - 30}s")
-            code, _out, error = self._kubectl.run_retrying(*words, text=as_list(leftovers))
-            if code:
-                raise _failed("deleting what is no longer wanted", error)
+            text = as_list(leftovers)
+            self._kubectl.output("deleting what is no longer wanted", *words, text=text, next_step=_STAYS)
             yield from pruned
 
     def wait(self, items: list, live: list) -> list[dict]:
@@ -421,20 +419,12 @@ def _identity(text: str) -> dict:
     return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": meta}
 
 
-def _failed(what: str, error: str) -> KubectlError:
-    step = "fix what the message reports and run again; objects already applied stay and are not applied twice"
-    return KubectlError(what, error, step)
-
-
 def _not_reached(item: dict, text: str):
     place = f" -n {item['namespace']}" if item.get("namespace") else ""
     target = item["resource"] + (f" -l {item['selector']}" if item.get("selector") else "")
-    return planner.Finding(
-        f"{item['resource']}{place}",
-        f"{item['until']} within {item['timeout_seconds']} s",
-        " ".join(text.split())[-300:] or "no reason given",
-        f"see k3s kubectl{place} describe {target.replace('/', ' ')}, fix what it reports and run again",
-    )
+    wanted, seen = f"{item['until']} within {item['timeout_seconds']} s", " ".join(text.split())[-300:]
+    step = f"see k3s kubectl{place} describe {target.replace('/', ' ')}, fix what it reports and run again"
+    return planner.Finding(f"{item['resource']}{place}", wanted, seen or "no reason given", step)
 
 
 _STRINGS: dict = {"type": "list", "elements": "str", "default": []}
