@@ -77,15 +77,17 @@ cluster: export LAB_DIR ?= .lab/cluster
 cluster: export LAB_PORT_BASE ?= 22700
 cluster: $(VENV)/.ready ## A cluster in the lab, from bare nodes to pods with verbs; ARGS=tests/cluster takes all scenarios; needs Go
 	@lab/packages lab
+	@$(if $(filter mirror,$(LAB_CLUSTER)),lab/packages mirror,)
 	@lab/progress "the lab's cluster" pytest -v -rs -n0 $(or $(ARGS),tests/cluster/test_first_run.py tests/cluster/test_second_run_heals.py)
 
 servers-test: $(VENV)/.ready ## Three servers on this machine: reboots with real etcd, the shared address with real keepalived; needs root and Go
 	@lab/packages servers
 	@lab/progress "three servers" pytest -n0 -v -rs tests/three_servers $(ARGS)
 
-driver-root: $(VENV)/.ready ## The module driver in a root of the lab's image: faults, install, upgrade, downgrade, back to inbox
+driver-root: $(VENV)/.ready ## The module driver in a root of the lab's image: faults, install, upgrade, downgrade, back to inbox; NODE=1: then the role on a lab node
 	@lab/packages lab
-	@DRIVER_IMAGE=$$(lab/labctl image | tail -n 1) pytest -n0 -x -rs tests/driver/test_in_root.py
+	@$(if $(NODE),tests/run-driver-lab $(ARGS),)
+	@$(if $(NODE),,DRIVER_IMAGE=$$(lab/labctl image | tail -n 1) pytest -n0 -x -rs tests/driver/test_in_root.py)
 
 judges: $(VENV)/.ready ## Tools nobody here wrote over the collection and what it writes
 	@tests/run-judges

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 import pathlib
 import subprocess
@@ -13,10 +11,9 @@ import tempfile
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import PLUGIN
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin, folder
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
-COLLECTION = pathlib.Path(__file__).resolve().parents[2]
 MODULE = "gpufabric.rdma.device_plugin"
 
 
@@ -34,13 +31,11 @@ class ActionModule(ActionBase):
             return self._call(args, task_vars)
         with tempfile.TemporaryDirectory(prefix="rdma-device-plugin-") as scratch:
             folder = pathlib.Path(scratch)
-            code = device_plugin.archive(COLLECTION)
-            files.write(str(folder / "plugin.pyz"), code)
+            files.write(str(folder / "plugin.pyz"), device_plugin.archive(device_plugin.COLLECTION))
             problem = check_config(folder, args.get("config") or "", args.get("api") or PLUGIN)
             if problem:
                 return {"failed": True, "changed": False, "msg": problem}
-            args["code_sha256"] = hashlib.sha256(code).hexdigest()
-            args["wheels"] = locked_wheels()
+            args.update(device_plugin.locked())
             result = self._call(args, task_vars)
             if not result.get("needs"):
                 return result
@@ -66,15 +61,6 @@ class ActionModule(ActionBase):
             self._remove_tmp_path(staged)
 
 
-@functools.cache
-def locked_wheels() -> list:
-    return [
-        {key: wheel[key] for key in ("name", "version", "files")}
-        for wheel in folder.lock()["wheels"]
-        if wheel["used_by"] == "device_plugin"
-    ]
-
-
 def check_config(folder: pathlib.Path, text: str, api: str = PLUGIN) -> str:
     """What the plugin that is about to be installed rejects in a config; empty if it accepts it."""
     path = folder / "config.json"
@@ -93,9 +79,9 @@ def check_config(folder: pathlib.Path, text: str, api: str = PLUGIN) -> str:
 
 
 def missing_wheels(paths: list[str]) -> str:
-    folder = os.path.dirname(paths[0])
+    folder, program = os.path.dirname(paths[0]), device_plugin.COLLECTION / "device_plugin/fetch_wheels.py"
     return (
         f"variable device_plugin_wheel_dir: wanted {', '.join(os.path.basename(path) for path in paths)} in {folder}, "
-        f"seen no such file. Next step: python3 {COLLECTION}/device_plugin/fetch_wheels.py {folder} --python X.Y with "
+        f"seen no such file. Next step: python3 {program} {folder} --python X.Y with "
         "the node's Python and --architecture with its processor, both named in the files"
     )

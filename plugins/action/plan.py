@@ -12,10 +12,10 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import PLUGIN
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin, folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, libraries, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall, host, plan, variables
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall, host, plan, settled, variables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files as report_files
 
 DAEMONSET = pathlib.Path(__file__).resolve().parents[2] / "device_plugin/deploy/daemonset.yaml"
@@ -33,8 +33,8 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "step": {"type": "str", "required": True, "choices": ["read", "plan", "print", "refuse"]},
-                "roles": {"type": "list", "elements": "str", "required": True},
+                "step": {"type": "str", "required": True, "choices": ["read", "plan", "print", "refuse", "compare"]},
+                "roles": {"type": "list", "elements": "str", "default": []},
                 "hosts": {"type": "list", "elements": "str", "default": []},
                 "answered": {"type": "bool", "default": False},
                 "offered": {"type": "dict"},
@@ -49,6 +49,8 @@ class ActionModule(ActionBase):
         if args["step"] == "plan":
             return self._plan(args, task_vars)
         planned = task_vars[PLANNED]
+        if args["step"] == "compare":
+            return self._compare(planned, task_vars)
         if args["step"] == "refuse":
             wrong = planned["hosts"][task_vars["inventory_hostname"]]["findings"]
             objects = ", ".join(dict.fromkeys(item["object"] for item in wrong))
@@ -113,6 +115,25 @@ class ActionModule(ActionBase):
         if "networks" in roles:
             asked["networks"] = {"directory": typed["networks_multus_conf_dir"]}
         return asked
+
+    def _compare(self, planned, task_vars):
+        """What the roles of the cluster layer would change on the node; one call, and nothing is changed."""
+        typed, _invalid = variables.effective(variables.options(), task_vars, self._templar.template)
+        asked = settled.options(
+            {**typed, **task_vars},
+            lambda known: self._templar.copy_with_new_env(available_variables=known),
+        )
+        decided, root = planned["hosts"][task_vars["inventory_hostname"]], typed["discovery_root"]
+        asked["cni_plugins"] = {**decided["cni_plugins"], "directory": typed["cni_plugins_directory"]}
+        asked["device_plugin"] |= device_plugin.locked() if "config" in asked["device_plugin"] else {}
+        answer = self._execute_module(
+            "gpufabric.rdma.node_settled", module_args={**asked, "root": root}, task_vars=task_vars
+        )
+        if answer.get("failed"):
+            return answer
+        boot_id = task_vars["ansible_facts"]["rdma"]["node"]["boot_id"] if not root.rstrip("/") else None
+        left = settled.reasons(answer, decided, typed, boot_id)
+        return {"changed": False, "settled": not left, "reasons": left}
 
     def _plan(self, args, task_vars):
         nodes = _read_of(task_vars, args["hosts"], args["read_since"])
@@ -194,3 +215,4 @@ def _daemonset() -> dict:
 _documented = variables.documented_roles
 # Here, where Ansible loads the plugin, and not in each of the processes that it forks for a task of a host.
 _documented()
+settled.written()

@@ -81,31 +81,7 @@ import tarfile
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import BESIDE, apply_file, under, write
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-
-
-def read(root: str, names: list, directory: str) -> dict:
-    tree = Tree(root)
-    try:
-        record = json.loads(tree.read(planner.RECORD) or "{}")
-    except ValueError:
-        record = {}
-    there = tree.listdir(directory)
-    return {
-        "record": record,
-        "files": {name: _file(tree, f"{directory}/{name}") for name in {*names, *record} if name in there},
-        "leftovers": [name for name in there if name.startswith(BESIDE)],
-    }
-
-
-def _file(tree: Tree, path: str) -> dict:
-    data = tree.read_bytes(path)
-    return {
-        "sha256": "unreadable" if data is None else hashlib.sha256(data).hexdigest(),
-        "mode": f"{tree.mode(path) or 0:04o}",
-        "link": tree.readlink(path) is not None,
-    }
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, under, write
 
 
 def apply(changes, root: str, archive, binaries: list):
@@ -156,7 +132,7 @@ def main() -> None:
         module.fail_json(msg="binaries is set by the action plugin of this module, which did not run")
 
     def look() -> dict:
-        return read(root, [item["name"] for item in binaries], directory)
+        return planner.read(root, binaries, directory)
 
     first = planner.plan(look(), binaries, directory)
     missing = planner.needed(first)

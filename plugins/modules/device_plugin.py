@@ -134,45 +134,19 @@ main_pid:
 status: {description: "The plugin's own status line, as in C(systemctl status).", returned: success, type: str}
 """
 
-import json
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import finish, reported, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import names
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.dra import DRIVER
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import Installer, read
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import (
+    ARGUMENTS,
+    Installer,
+    read_for,
+    wants,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CODE, VENV, plan, rivals
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.wheels import (
     fitting,
     requirements,
-    stamp,
-    without,
 )
-
-
-def wants(params: dict, state: dict) -> dict:
-    """The wanted state for the planner."""
-    if params["state"] == "absent":
-        return {"present": False, "names": []}
-    api = params["api_server"]
-    return {
-        "present": True,
-        "code": params["code_sha256"],
-        "stamp": stamp(params["wheels"], state["python"]),
-        "config": params["config"],
-        "unit": params["unit"],
-        "names": names(json.loads(params["config"])["configList"]),
-        "wheels_missing": without(params["wheels"], state["python"], state["machine"]),
-        "from_index": not params["wheel_dir"],
-        "migrate_allowed": params["migrate_allowed"],
-        "kubeconfig": api and {"source": api["kubeconfig"], "server": api["server"]},
-        "directories": [
-            "/var/lib/kubelet",
-            params["kubelet_root"],
-            f"{params['kubelet_root']}/plugins_registry",
-            *([f"{params['kubelet_root']}/plugins/{DRIVER}"] if api else []),
-        ],
-    }
 
 
 def needs(changes, wheels: dict, from_index: bool) -> list[str]:
@@ -184,32 +158,12 @@ def needs(changes, wheels: dict, from_index: bool) -> list[str]:
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "config": {"type": "str"},
-            "unit": {"type": "str"},
-            "wheel_dir": {"type": "str", "default": ""},
-            "kubelet_root": {"type": "str", "default": "/var/lib/kubelet"},
-            "api": {"type": "str", "choices": ["device-plugin", "dra", "both"], "default": "device-plugin"},
-            "api_server": {
-                "type": "dict",
-                "options": {
-                    "kubeconfig": {"type": "path", "required": True},
-                    "server": {"type": "str", "default": ""},
-                },
-            },
-            "migrate_allowed": {"type": "bool"},
-            "code_sha256": {"type": "str"},
-            "wheels": {"type": "list", "elements": "dict", "default": []},
-            "staged": {"type": "str"},
-            "root": {"type": "path", "default": "/"},
-        },
+        argument_spec=ARGUMENTS,
         required_if=[("state", "present", ["config", "unit", "code_sha256", "wheels"])],
         supports_check_mode=True,
     )
     root, from_index = module.params["root"], not module.params["wheel_dir"]
-    kubeconfigs = [module.params["api_server"]["kubeconfig"]] if module.params["api_server"] else []
-    state = read(root, kubeconfigs)
+    state = read_for(root, module.params)
     wanted = wants(module.params, state)
     wheels = fitting(module.params["wheels"], state["python"], state["machine"])
     more = {"needs": [], "rivals": rivals(state, wanted["names"])}
@@ -229,7 +183,7 @@ def main() -> None:
     )
 
     def read_again() -> dict:
-        state.update(read(root, kubeconfigs))
+        state.update(read_for(root, module.params))
         return state
 
     with reported(module, rivals=more["rivals"]):

@@ -137,7 +137,7 @@ programs: {description: Each name of O(programs) with whether such a process run
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge, kernel_out_of_reach
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import (
     apply_file,
     rename,
@@ -145,86 +145,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import 
     under,
     write,
 )
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, must, running, systemctl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, must, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, modules, node, paths
-
-PROPERTIES = ("Id", "ActiveState", "ExecMainStartTimestamp")
-
-
-def read(root: str, wanted: dict, run, live: bool | None = None) -> dict:
-    tree = Tree(root)
-    every = [item["path"] for item in wanted["files"]] + wanted["absent"]
-    watched = [path for unit in wanted["units"] for path in unit["restarted_by"]]
-    names = {path for unit in wanted["units"] for path in planner.links(unit)}
-    return {
-        "files": {path: _file(tree, path) for path in [*every, *watched]},
-        "secrets": {item["path"]: _file(tree, item["path"]) for item in wanted["secrets"]},
-        "links": {path: tree.readlink(path) for path in names},
-        "units": _units([unit["name"] for unit in wanted["units"]], run)
-        if (running(root) if live is None else live)
-        else None,
-        "modules": _modules(tree, wanted["kernel_modules"]),
-        "sysctls": {key: _sysctl(tree, key) for key in wanted["sysctls"]},
-        "offline": kernel_out_of_reach({"node": {"container": node.container(tree)}}, root),
-        "others": {item["directory"]: _others(tree, item) for item in wanted["exclusive"]},
-    }
-
-
-def _others(tree: Tree, item: dict) -> list:
-    names = [name for name in tree.listdir(item["directory"]) if name.endswith(tuple(item["suffixes"]))]
-    return [(name, (_file(tree, f"{item['directory']}/{name}") or {"content": ""})["content"]) for name in names]
-
-
-def _file(tree: Tree, path: str):
-    data, mode = tree.read_bytes(path), tree.mode(path)
-    if data is None or mode is None:
-        return None
-    return {"content": data.decode("utf-8", "replace"), "mode": f"{mode:04o}", "mtime": tree.mtime(path)}
-
-
-def _units(names: list, run) -> dict:
-    if not names:
-        return {}
-    code, out, _error = run(
-        ["systemctl", "show", "--timestamp=unix", *(f"--property={key}" for key in PROPERTIES), *names]
-    )
-    units = {}
-    for block in out.split("\n\n") if code == 0 else ():
-        fields = dict(line.partition("=")[::2] for line in block.splitlines())
-        started = fields.get("ExecMainStartTimestamp", "").lstrip("@")
-        units[fields.get("Id")] = {
-            "active": fields.get("ActiveState") in ("active", "activating", "reloading"),
-            "started": int(started) if started.isdecimal() else None,
-        }
-    return units
-
-
-def _modules(tree: Tree, names: list) -> dict:
-    if not names:
-        return {}
-    catalogue = modules.Catalogue(tree, node.kernel(tree))
-    states = {}
-    for name in names:
-        if tree.isdir(f"/sys/module/{name.replace('-', '_')}"):
-            states[name] = planner.LOADED
-        elif name.replace("-", "_") in catalogue.builtin:
-            states[name] = planner.BUILTIN
-        else:
-            states[name] = {True: planner.LOADABLE, False: planner.ABSENT}.get(catalogue.available(name), "unknown")
-    return states
-
-
-def _sysctl(tree: Tree, key: str):
-    value = tree.read(f"/proc/sys/{key.replace('.', '/')}")
-    return None if value is None else " ".join(value.split())
-
-
-def programs(root: str, names: list) -> dict:
-    """Whether a process of that name runs; the kernel truncates names to 15 characters."""
-    tree = Tree(root)
-    comms = {tree.read(f"/proc/{pid}/comm") for pid in tree.listdir("/proc") if pid.isdecimal()} if names else set()
-    return {name: name[:15] in comms for name in names}
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
 
 def apply(changes, wanted: dict, root: str, run, live: bool | None = None):
@@ -259,88 +182,23 @@ def _carry_out(change: Change, modes: dict, contents: dict, root: str, run) -> N
         apply_file(root, change, modes.get(change.object, paths.MODE))
 
 
-_PATH = {"type": "str", "required": True}
-_STRINGS = {"type": "list", "elements": "str", "default": []}
-ARGUMENTS = {
-    "files": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "options": {
-            "path": _PATH,
-            "content": {"type": "str", "required": True},
-            "mode": {"type": "str", "default": "0644"},
-        },
-    },
-    "secrets": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "no_log": False,
-        "options": {"path": _PATH, "content": {"type": "str", "no_log": True}},
-    },
-    "absent": _STRINGS,
-    "units": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "options": {
-            "name": {"type": "str", "required": True},
-            "present": {"type": "bool", "default": True},
-            "wanted_by": {"type": "list", "elements": "str", "default": ["multi-user.target"]},
-            "running": {"type": "bool", "default": True},
-            "restarted_by": _STRINGS,
-        },
-    },
-    "kernel_modules": _STRINGS,
-    "sysctls": {"type": "dict", "default": {}},
-    "exclusive": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "options": {
-            "directory": _PATH,
-            "suffixes": {"type": "list", "elements": "str", "required": True},
-            "keep": {"type": "list", "elements": "str", "required": True},
-            "allowed": {"type": "bool"},
-            "reason": {"type": "str", "required": True},
-            "consent": {"type": "str", "required": True},
-        },
-    },
-    "contents": _STRINGS,
-    "programs": _STRINGS,
-    "root": {"type": "path", "default": "/"},
-}
-
-
 def main() -> None:
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    module = AnsibleModule(argument_spec=planner.ARGUMENTS, supports_check_mode=True)
     root = module.params["root"]
-    parts = ("files", "secrets", "absent", "units", "kernel_modules", "sysctls", "exclusive")
-    wanted = {key: module.params[key] for key in parts}
+    wanted = {key: module.params[key] for key in planner.PARTS}
     state: dict = {}
 
     def current() -> dict:
         state.clear()
-        state.update(read(root, wanted, module.run_command))
+        state.update(planner.read(root, wanted, module.run_command))
         return state
-
-    def more(_decided, _changes) -> dict:
-        tree = Tree(root)
-        return {
-            "missing_secrets": planner.missing_secrets(state, wanted),
-            "contents": {
-                path: (_file(tree, path) or {"content": None})["content"] for path in module.params["contents"]
-            },
-            "programs": programs(root, module.params["programs"]),
-        }
 
     converge(
         module,
         read=current,
         plan=lambda state: planner.plan(state, wanted),
         apply=lambda changes: apply(changes, wanted, root, module.run_command),
-        more=more,
+        more=lambda _decided, _changes: planner.further(root, state, module.params),
     )
 
 

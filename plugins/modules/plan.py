@@ -12,19 +12,20 @@ description:
   - The steps of the role P(gpufabric.rdma.discovery#role). With O(step=read) it types the host's variables by the
     argument specs of all roles and gathers the node's facts in one call. With O(step=plan) it plans for all hosts that
     were read. With O(step=print) it prints all problems, or else what the run will do. With O(step=refuse) it fails if
-    the host has problems.
+    the host has problems. With O(step=compare) it asks the node, in one call, whether a role of the cluster layer has
+    anything to do on it, with the options that the roles' own tasks would have.
   - Changes nothing. A host that cannot be read or has a wrong variable does not fail the task. The result says so.
 author:
   - The gpufabric founders (@gpufabric)
 extends_documentation_fragment:
   - gpufabric.rdma.deciding
 options:
-  step: {description: What to do., type: str, required: true, choices: [read, plan, print, refuse]}
+  step: {description: What to do., type: str, required: true, choices: [read, plan, print, refuse, compare]}
   roles:
     description: Roles to plan for. V(discovery) stands for the host layer, with the variables of all roles.
     type: list
     elements: str
-    required: true
+    default: []
   hosts: {description: 'Hosts to plan for with O(step=plan), in their order.', type: list, elements: str, default: []}
   answered:
     description: Whether the role node_firewall has probed the ports since the last plan, whose other findings hold.
@@ -79,9 +80,10 @@ roles:
   type: list
   elements: str
 settled:
-  description: Whether no role of the host layer has anything to do on any host.
-  returned: with O(step=plan), for the host layer
+  description: Whether roles of the host layer have nothing to do on any host, or of the cluster layer on this one.
+  returned: with O(step=plan), for the host layer, and with O(step=compare)
   type: bool
+reasons: {description: 'What is not as wanted, by role.', returned: with O(step=compare), type: dict}
 networks:
   description: Objects of the role networks, or null while nodes have no rails yet.
   returned: with O(step=plan), for that role

@@ -131,7 +131,7 @@ class Tree:
 
     def plug(self, hca):
         shutil.move(self.aside / hca, self.hcas[hca].parent)
-        os.rename(self.aside / f"{hca}.link", f"/sys/class/infiniband/{hca}")
+        shutil.move(self.aside / f"{hca}.link", f"/sys/class/infiniband/{hca}")
         self.announce()
 
     def announce(self):

@@ -9,6 +9,7 @@ and the connections that ssh keeps. Seconds are not a fleet's: nodes and control
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -88,8 +89,9 @@ def spent(command: list[str], environment: dict[str, str]) -> dict[str, float]:
         left = descendants() - others
         total = usage.ru_utime + usage.ru_stime + sum(map(processor, left))
         for process in left:
-            os.kill(process, signal.SIGTERM)
-            os.waitpid(process, 0)
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it may end meanwhile
+                os.kill(process, signal.SIGTERM)
+                os.waitpid(process, 0)
         if child.returncode:
             output.seek(0)
             text = output.read().decode(errors="replace")[-5000:]

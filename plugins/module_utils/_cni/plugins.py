@@ -1,8 +1,8 @@
 """Which CNI plugins to install.
 
-PRIVATE to the collection. Pure: state and options in, Plan out.
+PRIVATE to the collection. `read` asks the node; `plan` is pure: state and options in, Plan out.
 
-State, as the module reads it:
+State:
     files     {name: {sha256, mode, link} or None}
     record    {name: sha256} of what earlier runs installed
     leftovers names of files left by an interrupted run
@@ -10,10 +10,38 @@ State, as the module reads it:
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 from .._core.change import Plan
+from .._core.files import BESIDE
+from ..hca import Tree
 
 MODE = "0755"
 RECORD = "/var/lib/gpufabric-rdma/cni-plugins.json"
+
+
+def read(root: str, binaries: list[dict], directory: str) -> dict:
+    tree, names = Tree(root), [item["name"] for item in binaries]
+    try:
+        record = json.loads(tree.read(RECORD) or "{}")
+    except ValueError:
+        record = {}
+    there = tree.listdir(directory)
+    return {
+        "record": record,
+        "files": {name: _file(tree, f"{directory}/{name}") for name in {*names, *record} if name in there},
+        "leftovers": [name for name in there if name.startswith(BESIDE)],
+    }
+
+
+def _file(tree: Tree, path: str) -> dict:
+    data = tree.read_bytes(path)
+    return {
+        "sha256": "unreadable" if data is None else hashlib.sha256(data).hexdigest(),
+        "mode": f"{tree.mode(path) or 0:04o}",
+        "link": tree.readlink(path) is not None,
+    }
 
 
 def plan(state: dict, binaries: list[dict], directory: str) -> Plan:

@@ -44,7 +44,7 @@ from .plan import (
     UNIT,
     VENV,
 )
-from .wheels import PIP
+from .wheels import PIP, stamp, without
 
 KUBELET = "/var/lib/kubelet"
 # Fixed in the kubelet, whatever its --root-dir.
@@ -52,6 +52,29 @@ DEVICE_PLUGINS = f"{KUBELET}/device-plugins"
 PROGRAM = "k8s-rdma-shared-dp"
 UPSTREAM_CONFIG = "/k8s-rdma-shared-dev-plugin/config.json"
 _SHOWN = ("ActiveState", "SubState", "MainPID", "NeedDaemonReload", "ExecMainStartTimestampMonotonic", "StatusText")
+
+
+# Options of the module device_plugin.
+ARGUMENTS = {
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "config": {"type": "str"},
+    "unit": {"type": "str"},
+    "wheel_dir": {"type": "str", "default": ""},
+    "kubelet_root": {"type": "str", "default": "/var/lib/kubelet"},
+    "api": {"type": "str", "choices": ["device-plugin", "dra", "both"], "default": "device-plugin"},
+    "api_server": {
+        "type": "dict",
+        "options": {
+            "kubeconfig": {"type": "path", "required": True},
+            "server": {"type": "str", "default": ""},
+        },
+    },
+    "migrate_allowed": {"type": "bool"},
+    "code_sha256": {"type": "str"},
+    "wheels": {"type": "list", "elements": "dict", "default": []},
+    "staged": {"type": "str"},
+    "root": {"type": "path", "default": "/"},
+}
 
 
 def read(root: str, kubeconfigs: Iterable[str] = ()) -> dict:
@@ -85,6 +108,36 @@ def read(root: str, kubeconfigs: Iterable[str] = ()) -> dict:
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
         "machine": platform.machine(),
         "ensurepip": importlib.util.find_spec("ensurepip") is not None,
+    }
+
+
+def read_for(root: str, params: dict) -> dict:
+    """The state that these options of the module ask for."""
+    return read(root, [params["api_server"]["kubeconfig"]] if params["api_server"] else [])
+
+
+def wants(params: dict, state: dict) -> dict:
+    """The wanted state for the planner, from options of the module and the state."""
+    if params["state"] == "absent":
+        return {"present": False, "names": []}
+    api = params["api_server"]
+    return {
+        "present": True,
+        "code": params["code_sha256"],
+        "stamp": stamp(params["wheels"], state["python"]),
+        "config": params["config"],
+        "unit": params["unit"],
+        "names": resource_names(json.loads(params["config"])["configList"]),
+        "wheels_missing": without(params["wheels"], state["python"], state["machine"]),
+        "from_index": not params["wheel_dir"],
+        "migrate_allowed": params["migrate_allowed"],
+        "kubeconfig": api and {"source": api["kubeconfig"], "server": api["server"]},
+        "directories": [
+            "/var/lib/kubelet",
+            params["kubelet_root"],
+            f"{params['kubelet_root']}/plugins_registry",
+            *([f"{params['kubelet_root']}/plugins/{DRIVER}"] if api else []),
+        ],
     }
 
 

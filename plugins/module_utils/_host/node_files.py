@@ -1,8 +1,8 @@
 """Files, units, kernel modules and sysctls that one role manages on a node.
 
-PRIVATE to the collection. Pure: state and options in, Plan out.
+PRIVATE to the collection. `read` asks the node; `plan` is pure: state and options in, Plan out.
 
-State, as the module reads it:
+State:
     files    {path: {mode, content, mtime} or None}
     secrets  {path: {mode, content} or None}
     links    {path of a link that enables a unit: its target or None}
@@ -15,14 +15,157 @@ State, as the module reads it:
 
 from __future__ import annotations
 
-from .._core.change import Plan
-from .._core.units import SYSTEM
+from .._core.change import Plan, kernel_out_of_reach
+from .._core.units import SYSTEM, running
+from ..hca import Tree, modules, node
 
 # Replaces the text of a secret wherever a plan is shown.
 HIDDEN = "(not shown)\n"
 # Suffix of a file that is put aside.
 ASIDE = ".gpufabric-rdma-aside"
 LOADED, BUILTIN, LOADABLE, ABSENT = "loaded", "builtin", "loadable", "absent"
+
+
+_PATH = {"type": "str", "required": True}
+_STRINGS = {"type": "list", "elements": "str", "default": []}
+ARGUMENTS = {
+    "files": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "path": _PATH,
+            "content": {"type": "str", "required": True},
+            "mode": {"type": "str", "default": "0644"},
+        },
+    },
+    "secrets": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "no_log": False,
+        "options": {"path": _PATH, "content": {"type": "str", "no_log": True}},
+    },
+    "absent": _STRINGS,
+    "units": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "name": {"type": "str", "required": True},
+            "present": {"type": "bool", "default": True},
+            "wanted_by": {"type": "list", "elements": "str", "default": ["multi-user.target"]},
+            "running": {"type": "bool", "default": True},
+            "restarted_by": _STRINGS,
+        },
+    },
+    "kernel_modules": _STRINGS,
+    "sysctls": {"type": "dict", "default": {}},
+    "exclusive": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "directory": _PATH,
+            "suffixes": {"type": "list", "elements": "str", "required": True},
+            "keep": {"type": "list", "elements": "str", "required": True},
+            "allowed": {"type": "bool"},
+            "reason": {"type": "str", "required": True},
+            "consent": {"type": "str", "required": True},
+        },
+    },
+    "contents": _STRINGS,
+    "programs": _STRINGS,
+    "root": {"type": "path", "default": "/"},
+}
+PARTS = ("files", "secrets", "absent", "units", "kernel_modules", "sysctls", "exclusive")
+PROPERTIES = ("Id", "ActiveState", "ExecMainStartTimestamp")
+
+
+def read(root: str, wanted: dict, run, live: bool | None = None) -> dict:
+    """The state, as above. run: of AnsibleModule. live: whether systemd runs there, if not to be looked up."""
+    tree = Tree(root)
+    every = [item["path"] for item in wanted["files"]] + wanted["absent"]
+    watched = [path for unit in wanted["units"] for path in unit["restarted_by"]]
+    names = {path for unit in wanted["units"] for path in links(unit)}
+    return {
+        "files": {path: file(tree, path) for path in [*every, *watched]},
+        "secrets": {item["path"]: file(tree, item["path"]) for item in wanted["secrets"]},
+        "links": {path: tree.readlink(path) for path in names},
+        "units": _unit_states([unit["name"] for unit in wanted["units"]], run)
+        if (running(root) if live is None else live)
+        else None,
+        "modules": _module_states(tree, wanted["kernel_modules"]),
+        "sysctls": {key: _sysctl_value(tree, key) for key in wanted["sysctls"]},
+        "offline": kernel_out_of_reach({"node": {"container": node.container(tree)}}, root),
+        "others": {item["directory"]: _others(tree, item) for item in wanted["exclusive"]},
+    }
+
+
+def _others(tree: Tree, item: dict) -> list:
+    names = [name for name in tree.listdir(item["directory"]) if name.endswith(tuple(item["suffixes"]))]
+    return [(name, (file(tree, f"{item['directory']}/{name}") or {"content": ""})["content"]) for name in names]
+
+
+def file(tree: Tree, path: str):
+    data, mode = tree.read_bytes(path), tree.mode(path)
+    if data is None or mode is None:
+        return None
+    return {"content": data.decode("utf-8", "replace"), "mode": f"{mode:04o}", "mtime": tree.mtime(path)}
+
+
+def _unit_states(names: list, run) -> dict:
+    if not names:
+        return {}
+    code, out, _error = run(
+        ["systemctl", "show", "--timestamp=unix", *(f"--property={key}" for key in PROPERTIES), *names]
+    )
+    units = {}
+    for block in out.split("\n\n") if code == 0 else ():
+        fields = dict(line.partition("=")[::2] for line in block.splitlines())
+        started = fields.get("ExecMainStartTimestamp", "").lstrip("@")
+        units[fields.get("Id")] = {
+            "active": fields.get("ActiveState") in ("active", "activating", "reloading"),
+            "started": int(started) if started.isdecimal() else None,
+        }
+    return units
+
+
+def _module_states(tree: Tree, names: list) -> dict:
+    if not names:
+        return {}
+    catalogue = modules.Catalogue(tree, node.kernel(tree))
+    states = {}
+    for name in names:
+        if tree.isdir(f"/sys/module/{name.replace('-', '_')}"):
+            states[name] = LOADED
+        elif name.replace("-", "_") in catalogue.builtin:
+            states[name] = BUILTIN
+        else:
+            states[name] = {True: LOADABLE, False: ABSENT}.get(catalogue.available(name), "unknown")
+    return states
+
+
+def _sysctl_value(tree: Tree, key: str):
+    value = tree.read(f"/proc/sys/{key.replace('.', '/')}")
+    return None if value is None else " ".join(value.split())
+
+
+def further(root: str, state: dict, wanted: dict) -> dict:
+    """What a role asks besides: the paths of secrets that are missing, texts of files, whether programs run."""
+    tree = Tree(root)
+    texts = {path: (file(tree, path) or {"content": None})["content"] for path in wanted["contents"]}
+    return {
+        "missing_secrets": missing_secrets(state, wanted),
+        "contents": texts,
+        "programs": _programs(tree, wanted["programs"]),
+    }
+
+
+def _programs(tree: Tree, names: list) -> dict:
+    """Whether a process of that name runs; the kernel truncates names to 15 characters."""
+    comms = {tree.read(f"/proc/{pid}/comm") for pid in tree.listdir("/proc") if pid.isdecimal()} if names else set()
+    return {name: name[:15] in comms for name in names}
 
 
 def links(unit: dict) -> dict[str, str]:

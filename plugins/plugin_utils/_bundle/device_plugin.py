@@ -6,9 +6,12 @@ compression (zlib's output differs between versions) and carry one date. So a ch
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pathlib
 import zipfile
+
+from . import folder
 
 MAIN = """\
 import sys
@@ -17,8 +20,16 @@ from rdma_device_plugin.__main__ import main
 
 sys.exit(main())
 """
+COLLECTION = pathlib.Path(__file__).resolve().parents[3]
 _DATE = (1980, 1, 1, 0, 0, 0)
 _KINDS = (".py", ".json")
+
+
+def locked() -> dict:
+    """Options of the module device_plugin that say which code and which libraries a node is to have."""
+    names = ("name", "version", "files")
+    wheels = [{key: row[key] for key in names} for row in folder.lock()["wheels"] if row["used_by"] == "device_plugin"]
+    return {"code_sha256": hashlib.sha256(archive(COLLECTION)).hexdigest(), "wheels": wheels}
 
 
 def archive(collection: pathlib.Path) -> bytes:

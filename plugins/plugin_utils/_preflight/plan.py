@@ -16,6 +16,7 @@ from ...module_utils._core.change import Finding, at
 from ...module_utils._device_plugin import config
 from ...module_utils._device_plugin import dra as plugin_dra
 from ...module_utils._device_plugin import objects as plugin_objects
+from .._bundle import cni
 from .._bundle import folder as bundle_folder
 from .._core.rails import dra_rails, network_rails
 from . import alike, dra, firewall, host, k3s, networks, roles, variables
@@ -211,6 +212,27 @@ def images(typed: dict, lock: dict) -> list[str]:
     return found + ([typed["device_plugin_image"]] if typed["device_plugin_mode"] == "daemonset" else [])
 
 
+def _cni_plugins(nodes: list[dict], run: Run, made: dict) -> None:
+    """The programs of the bundle are the same for all nodes of an architecture."""
+    _rules("cni_plugins", nodes, run, made)
+    chosen: dict[tuple, tuple] = {}
+    sound = not made["findings"]  # a bundle that k3s has refused is refused once
+    for node in nodes:
+        typed, machine = node["variables"], _facts(node)["node"]["architecture"]
+        where, names = typed["k3s_bundle_dir"], typed["cni_plugins_names"]
+        bundle = _described(where)
+        if bundle is None:
+            continue
+        key = (where, tuple(names), machine)
+        if key not in chosen:
+            programs, wrong = cni.choose(bundle, where, names, machine)
+            chosen[key] = cni.wanted(programs), wrong
+        binaries, wrong = chosen[key]
+        if sound:
+            _add(made, "cni_plugins", at(node["host"], wrong))
+        made["hosts"][node["host"]]["cni_plugins"] = {"binaries": binaries}
+
+
 def _firewall(nodes: list[dict], run: Run, made: dict) -> None:
     given = []
     for node in nodes:
@@ -355,7 +377,7 @@ _PLANNERS = {
     "cluster_objects": _cluster_objects,
     "k3s": _k3s,
     "node_firewall": _firewall,
-    "cni_plugins": functools.partial(_rules, "cni_plugins"),
+    "cni_plugins": _cni_plugins,
     "flannel": functools.partial(_rules, "flannel"),
     "node_ready": _node_ready,
     "multus": functools.partial(_rules, "multus"),

@@ -305,15 +305,8 @@ def test_a_role_that_refuses_one_node_is_that_nodes_reason_and_the_later_roles_a
 NAMES = ("nodes", "cluster_nodes", "host", "cluster")
 # What preflights read, and what the roles after them have use for as long as nothing has been changed.
 READ = "Gather facts of the node"
-ASKED = (
-    READ,
-    "Install the CNI plugins",
-    "Configure and start k3s",
-    "Configure kernel modules, sysctls and CNI",
-    "Install the unit that removes the startup taint",
-    "Install the unit that removes a stale Multus configuration",
-    "Install and start the device plugin",
-)
+COMPARED = "Compare the nodes with what the roles want"
+ASKED = (READ, COMPARED)
 UP = {"observedGeneration": 1, "desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberAvailable": 2}
 
 
@@ -335,6 +328,14 @@ class Layers(Cluster):
         # As for who installs the collection: the playbooks set pipelining.
         code, output = self.play("-i", "hosts.json", "layers.yml", ANSIBLE_PIPELINING="0", **environment)
         assert code == 0, output
+
+    def reasons(self):
+        """{host: what made it take part in the play that prepares nodes}, of a run of both layers."""
+        code, output = self.play("-i", "hosts.json", "layers.yml", ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
+        assert code == 0, output
+        report = json.JSONDecoder().raw_decode(output[output.index("{") :])[0]
+        tasks = [task for play in report["plays"] for task in play["tasks"] if task["task"]["name"] == COMPARED]
+        return {host: result["reasons"] for host, result in tasks[0]["hosts"].items()}
 
     def calls(self, record):
         """{host: {task: remote calls}} of a run of host and cluster layer."""
@@ -364,3 +365,36 @@ def test_after_a_change_of_the_host_layer_nothing_that_was_read_before_it_is_use
     for task in ("Load and persist kernel modules", "Set the RDMA network namespace mode"):
         assert (counted["node1"][task], counted["node2"][task]) == (0, 1), "the other node had nothing to change"
     assert counted["node1"]["Apply the objects of all roles"] == 1
+
+
+# Not compared with a text: a token, which is refused where it differs or only asked for, and what goes by its sum.
+RECORDS = (
+    "etc/rancher/k3s/token",
+    "etc/gpufabric-rdma/node-ready.token",
+    "usr/local/lib/rdma-device-plugin/venv",
+    "usr/local/lib/rdma-device-plugin/plugin.pyz.sha256",
+)
+
+
+def test_each_file_of_the_cluster_layer_that_differs_is_found_and_healed(layers, tmp_path):
+    """On node2; node1, the server, has nothing to do."""
+    bare = tmp_path / "bare"
+    tree.lay_out(tree.load("lab-rxe-debian12"), bare)
+    root = layers.nodes["node2"]
+    of_host = ("gpufabric-rdma.conf", "gpufabric-rdma-limits.conf", "90-gpufabric-rdma")
+    managed = [
+        path
+        for folder in ("etc", "opt", "usr")
+        for path in sorted((root / folder).rglob("*"))
+        if path.is_file() and not path.is_symlink() and not (bare / path.relative_to(root)).exists()
+        if not str(path.relative_to(root)).startswith(RECORDS) and not path.name.startswith(of_host)
+    ]
+    before = {path: path.read_bytes() for path in managed}
+    for path in managed:
+        path.write_bytes(path.read_bytes() + b"# planted\n")
+    reasons = layers.reasons()
+    assert reasons["node1"] == {}
+    listed = {item for objects in reasons["node2"].values() for item in objects}
+    assert {f"/{path.relative_to(root)}" for path in managed} - listed == set()
+    assert len(managed) > 20
+    assert {path: path.read_bytes() for path in managed} == before

@@ -197,7 +197,7 @@ def test_units_are_asked_about_in_one_call():
             "Id=b.service\nActiveState=inactive\nExecMainStartTimestamp=\n"
         ), ""  # fmt: skip
 
-    assert node_files._units(["a.service", "b.service"], run) == {
+    assert planner._unit_states(["a.service", "b.service"], run) == {
         "a.service": {"active": True, "started": 1700000000},
         "b.service": {"active": False, "started": None},
     }
