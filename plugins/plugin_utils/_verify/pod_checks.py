@@ -136,19 +136,17 @@ def cni_checks(host: dict) -> list[dict]:
     return checks
 
 
-def judge_nodes(hosts: list[dict], cluster: dict, plan: dict) -> list[tuple[str, dict]]:
+def judge_nodes(hosts: list[dict], cluster: dict, plan: dict):
     """(host, check) for what each node is in the cluster. hosts: host, rails, netdevs. plan: left_out."""
-    checks: list[tuple[str, dict]] = []
     known = pods.find_nodes(hosts, cluster["nodes"])
     for host in hosts:
         node = known[host["host"]]
         if node is None:
             seen = plan.get("left_out", {}).get(host["host"], "no node of the cluster")
             step = "join it to the cluster (role k3s), or remove it from the group"
-            checks.append((host["host"], check("cluster:node", "cluster node", FAILED, "a Ready node", seen, step)))
+            yield (host["host"], check("cluster:node", "cluster node", FAILED, "a Ready node", seen, step))
             continue
-        checks += [(host["host"], item) for item in node_checks(host, node)]
-    return checks
+        yield from [(host["host"], item) for item in node_checks(host, node)]
 
 
 def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict) -> list[tuple[str, dict]]:
@@ -484,9 +482,8 @@ def _devices(pod: dict, answer: dict) -> dict:
     return check(identity, _obj(pod), not wrong, wanted, seen, step)
 
 
-def _registration(pod: dict, answer: dict) -> list[dict]:
+def _registration(pod: dict, answer: dict):
     size = pod_probe.REGISTERED // 2**20
-    checks = []
     wanted = f"{size} MiB registered with the HCA"
     step = (
         "raise LimitMEMLOCK of the service that starts containers (role limits), restart it and recreate the pod: a "
@@ -495,23 +492,22 @@ def _registration(pod: dict, answer: dict) -> list[dict]:
     if not answer["registered"]:
         seen = "no HCA to try it on" if not answer["granted"] else "not tried"
         identity = f"pod:{pod['kind']}:registration"
-        return [check(identity, _obj(pod), FAILED if not answer["granted"] else NOT_VERIFIED, wanted, seen, step)]
+        yield check(identity, _obj(pod), FAILED if not answer["granted"] else NOT_VERIFIED, wanted, seen, step)
+        return
     for hca, tried in sorted(answer["registered"].items()):
         identity = f"pod:{pod['kind']}:registration:{hca}"
         obj = f"{_obj(pod)}, {hca}"
         if tried["code"] == pod_probe.MISSING:
             seen = "ibv_rc_pingpong: the tool is missing"
-            checks.append(check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod)))
+            yield check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod))
             continue
         limit = f"ulimit -l {answer['memlock']}, IPC_LOCK {'effective' if answer['ipc_lock'] else 'not effective'}"
         seen = f"{tried['bytes'] // 2**20} MiB; {limit}" + (f"; {tried['said']}" if tried["said"] else "")
         good = tried["bytes"] >= pod_probe.REGISTERED
-        checks.append(check(identity, obj, good, wanted, seen, step))
-    return checks
+        yield check(identity, obj, good, wanted, seen, step)
 
 
-def _verbs(pod: dict, answer: dict, host: dict) -> list[dict]:
-    checks = []
+def _verbs(pod: dict, answer: dict, host: dict):
     for rail in pod["rails"]:
         obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
         identity = f"pod:{pod['kind']}:verbs:{rail['hca']}"
@@ -519,18 +515,17 @@ def _verbs(pod: dict, answer: dict, host: dict) -> list[dict]:
         port = (answer["verbs"].get(rail["hca"]) or {}).get(rail["port"])
         if "verbs" in answer["missing"]:
             seen = f"ibv_devinfo: {answer['missing']['verbs']}"
-            checks.append(check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod)))
+            yield check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod))
         elif port is None:
             seen = f"ibv_devinfo lists {core_text.listing(sorted(answer['verbs'])) or 'no HCA'}"
-            checks.append(check(identity, obj, FAILED, wanted, seen, _PLUGIN))
+            yield check(identity, obj, FAILED, wanted, seen, _PLUGIN)
         else:
             good = port.get("state") == "PORT_ACTIVE" and port.get("link_layer") == rail["link_layer"]
             good = good and (not isinstance(rail["active_mtu"], int) or port.get("active_mtu") == rail["active_mtu"])
             seen = f"{port.get('state')}, {port.get('link_layer')}, active_mtu {port.get('active_mtu')}"
             step = "see the port's check on the node; active_mtu follows the MTU of its interface (1500 gives 1024)"
-            checks.append(check(identity, obj, good, wanted, seen, step))
-        checks.append(_ibstat(pod, answer, rail, obj))
-    return checks
+            yield check(identity, obj, good, wanted, seen, step)
+        yield _ibstat(pod, answer, rail, obj)
 
 
 def _ibstat(pod: dict, answer: dict, rail: dict, obj: str) -> dict:
@@ -546,9 +541,8 @@ def _ibstat(pod: dict, answer: dict, rail: dict, obj: str) -> dict:
     return check(identity, obj, port == ("Active", "LinkUp"), wanted, seen, "see the port's check on the node")
 
 
-def _gids(pod: dict, answer: dict) -> list[dict]:
+def _gids(pod: dict, answer: dict):
     """For RoCE a GID of the pod's own address, whose index differs from pod to pod; for InfiniBand the port's own."""
-    checks = []
     interfaces = {item["rail"]["index"]: item["interface"] for item in pod["attachments"] if item["rail"]}
     for rail in pod["rails"]:
         obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
@@ -557,7 +551,7 @@ def _gids(pod: dict, answer: dict) -> list[dict]:
         if rail["link_layer"] == "InfiniBand":
             seen = f"{len(table)} GIDs" + (f", index {table[0]['index']}" if table else "")
             step = "start a subnet manager; see the port's check on the node"
-            checks.append(check(identity, obj, table, "a GID of the port", seen, step))
+            yield check(identity, obj, table, "a GID of the port", seen, step)
             continue
         interface = rail["netdev"] if pod["kind"] == "host" else interfaces.get(rail["index"])
         if interface is None:
@@ -567,16 +561,15 @@ def _gids(pod: dict, answer: dict) -> list[dict]:
         wanted = f"a RoCE v2 GID of {core_text.listing(addresses) or interface}"
         if index is not None:
             seen = f"index {index} in this pod; let NCCL find it (no NCCL_IB_GID_INDEX)"
-            checks.append(check(identity, obj, PASSED, wanted, seen))
+            yield check(identity, obj, PASSED, wanted, seen)
             continue
         seen = f"{len(table)} GIDs, none of them of {interface}"
         if rail["kind"] == "software" and pod["kind"] != "host":
             seen = f"{seen}; {pods.SOFTWARE_REASON}"
-            checks.append(check(identity, obj, NOT_VERIFIED, wanted, seen, "test on real HCAs"))
+            yield check(identity, obj, NOT_VERIFIED, wanted, seen, "test on real HCAs")
             continue
         step = "attach the pod to an interface of the same HCA: its GIDs are those of interfaces in the pod's namespace"
-        checks.append(check(identity, obj, FAILED, wanted, seen, step))
-    return checks
+        yield check(identity, obj, FAILED, wanted, seen, step)
 
 
 # --- between pods -----------------------------------------------------------------------------------------------------
@@ -593,8 +586,7 @@ _LEFT_OUT = {
 }
 
 
-def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
-    checks = []
+def traffic_checks(traffic: dict):
     for test in traffic["tests"]:
         client, server, result = test["client"], test["server"], test["result"]
         obj = f"{test['tool']} rail {test['rail']} over {test['place']}: pod on {client['host']} -> {server['host']}"
@@ -612,13 +604,12 @@ def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
             if test["tool"] == "ping":
                 step = "check that the switch forwards between the ports, that VLAN and MTU match, and both ARP entries"
                 judged["next_step"] = step
-        checks.append((client["host"], judged))
+        yield (client["host"], judged)
     for item in traffic["left_out"]:
         what, step = _LEFT_OUT[item["what"]]
         obj = f"{what}, rail {item['rail']}"
         judged = check(f"pod:{item['what']}:rail{item['rail']}", obj, NOT_VERIFIED, what, item["reason"], step)
-        checks.append((item["host"], judged))
-    return checks
+        yield (item["host"], judged)
 
 
 # --- a pod of the user ------------------------------------------------------------------------------------------------
@@ -647,7 +638,7 @@ def diagnose(pod: dict, hosts: list[dict], cluster: dict, name: str) -> list[dic
         step = messages.next_step(state["reasons"])
         return [*checks, check("pod:running", obj, FAILED, "Running and ready", _why(state), step)]
     checks.append(check("pod:running", obj, PASSED, "Running and ready", f"on {state['node']}"))
-    return checks + _inside_user_pod(obj, item, answer, wanted, hosts, cluster)
+    return [*checks, *_inside_user_pod(obj, item, answer, wanted)]
 
 
 def _is_rdma(resource: str, networks: list[dict]) -> bool:
@@ -707,21 +698,19 @@ def _attachments(obj: str, item: dict, wanted: list, networks: list[dict], resou
     return checks
 
 
-def _held_resources(obj: str, wanted: list, resources: list[str], item: dict) -> list[dict]:
+def _held_resources(obj: str, wanted: list, resources: list[str], item: dict):
     if item["host_network"]:
-        return []
-    checks = []
+        return
     for resource in resources:
         names = {name for _namespace, name, _netdev in wanted}
-        checks.append(check(f"pod:resource:{resource}", obj, PASSED, f"{resource} in the limits", "requested"))
+        yield check(f"pod:resource:{resource}", obj, PASSED, f"{resource} in the limits", "requested")
         if not names:
             seen = f"{resource} without a networks annotation: RoCE needs an interface of the same HCA in the pod"
             step = f"add the annotation {pods.NETWORKS}; verbs over InfiniBand need none"
-            checks.append(check("pod:annotation", obj, NOT_VERIFIED, "a network for the resource", seen, step))
+            yield check("pod:annotation", obj, NOT_VERIFIED, "a network for the resource", seen, step)
     if not resources:
         step = "add to a container: resources.limits rdma/NAME: 1"
-        checks.append(check("pod:resource", obj, FAILED, "an RDMA resource in the limits", "none", step))
-    return checks
+        yield check("pod:resource", obj, FAILED, "an RDMA resource in the limits", "none", step)
 
 
 def _privileges(obj: str, item: dict) -> dict:
@@ -736,26 +725,26 @@ def _privileges(obj: str, item: dict) -> dict:
     return check("pod:privileges", obj, PASSED, "no more rights than needed", seen)
 
 
-def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: list[dict], cluster: dict) -> list[dict]:
-    checks = []
+def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list):
     if "exec" in answer["missing"] or not (answer["links"] or answer["devices"]):
         seen = answer["missing"].get("unanswered") or "the image has no shell, or lacks the tools"
-        return [check("pod:answer", obj, NOT_VERIFIED, "a pod that answers", seen, "inspect it with: kubectl debug")]
+        yield check("pod:answer", obj, NOT_VERIFIED, "a pod that answers", seen, "inspect it with: kubectl debug")
+        return
     for _namespace, name, interface in wanted:
         seen = core_text.listing(answer["addresses"].get(interface) or []) or "none"
         step = "the pod was started before the network or without Multus: recreate it"
         good = interface in answer["links"]
-        checks.append(check(f"pod:{interface}", obj, good, f"{interface} of {name}", seen, step))
+        yield check(f"pod:{interface}", obj, good, f"{interface} of {name}", seen, step)
     through = _default_netdevs(answer)
     if len(through) > 1 or (wanted and through and through != ["eth0"]):
         step = "remove it from the network (routes, defaultGateway of the pool) or the annotation (default-route)"
         seen = f"through {core_text.listing(through)}"
-        checks.append(check("pod:default-route", obj, FAILED, "the default route on eth0 alone", seen, step))
+        yield check("pod:default-route", obj, FAILED, "the default route on eth0 alone", seen, step)
     devices = answer["devices"]
     good = any(device.startswith("uverbs") for device in devices) and "rdma_cm" in devices
     step = "the container requests no RDMA resource, or the device plugin had none left"
     wish, seen = "uverbsN and rdma_cm in /dev/infiniband", core_text.listing(devices) or "nothing"
-    checks.append(check("pod:devices", obj, good, wish, seen, step))
+    yield check("pod:devices", obj, good, wish, seen, step)
     limit = answer["memlock"]
     locked = limit == "unlimited" or answer["ipc_lock"] or int(limit if (limit or "").isdigit() else 0) > 2**20
     step = (
@@ -763,14 +752,13 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: li
         "securityContext.capabilities.add: [IPC_LOCK] also works"
     )
     seen = f"ulimit -l {limit}, IPC_LOCK {'' if answer['ipc_lock'] else 'not '}effective, user {answer['user']}"
-    checks.append(check("pod:ipc-lock", obj, locked, "memory that can be locked", seen, step))
+    yield check("pod:ipc-lock", obj, locked, "memory that can be locked", seen, step)
     fixed = answer["environment"].get("NCCL_IB_GID_INDEX")
     if fixed is not None:
         step = "unset it: NCCL 2.21 and later find the index; with NCCL_IB_ADDR_RANGE they find that of net1"
         seen = f"NCCL_IB_GID_INDEX={fixed}"
-        checks.append(check("pod:gid-index", obj, FAILED, "no fixed GID index: it differs from pod to pod", seen, step))
+        yield check("pod:gid-index", obj, FAILED, "no fixed GID index: it differs from pod to pod", seen, step)
     if answer["granted"] and not answer["gids"]:
         step = "attach the pod to an interface of the same HCA: its GIDs are those of interfaces in the pod's namespace"
         seen = f"all GIDs of {core_text.listing(sorted(answer['granted'].values()))} are zero"
-        checks.append(check("pod:gids", obj, FAILED, "a GID to send from", seen, step))
-    return checks
+        yield check("pod:gids", obj, FAILED, "a GID to send from", seen, step)
