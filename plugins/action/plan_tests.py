@@ -9,8 +9,9 @@ import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
+from ansible_collections.gpufabric.rdma.plugins.modules import plan_tests as documented
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import pods as matrix_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job
@@ -21,12 +22,6 @@ JOB_HEADER = (
     "# All-reduce over the rails of these nodes. Evidence level E5 (hardware): not verified by the tests of\n"
     "# gpufabric.rdma.\n"
 )
-JOB_OPTIONS = {
-    **{key: {"type": "str"} for key in ("image", "namespace", "address_range", "form", "script")},
-    "networks": {"type": "list", "elements": "str"},
-    "gpus_per_node": {"type": "int"},
-    "resources": {"type": "raw"},
-}
 
 
 class ActionModule(ActionBase):
@@ -46,15 +41,7 @@ class ActionModule(ActionBase):
             "nccl_job": self._nccl_job,
         }
         _validation, args = self.validate_argument_spec(
-            argument_spec={
-                "kind": {"type": "str", "required": True, "choices": list(plans)},
-                "hosts": {**fleet.HOSTS, "required": True},
-                "variables": {"type": "dict", "default": {}},
-                "bandwidth": {"type": "bool", "default": False},
-                "port": {"type": "int"},
-                "job": {"type": "dict", "options": JOB_OPTIONS},
-                "file": {"type": "path"},
-            },
+            argument_spec=options(documented.DOCUMENTATION),
             required_if=[("kind", "pod_rounds", ["port"]), ("kind", "nccl_job", ["job"])],
         )
         return {"changed": False, **plans[args["kind"]](args, task_vars)}

@@ -8,8 +8,9 @@ import pathlib
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
+from ansible_collections.gpufabric.rdma.plugins.modules import report as documented
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts as drift_verdicts
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, query, tables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge as matrix_judge
@@ -42,25 +43,8 @@ class ActionModule(ActionBase):
             "text": self._text,
             "warning": self._warning,
         }
-        path = {"type": "path"}
         _validation, args = self.validate_argument_spec(
-            argument_spec={
-                "kind": {"type": "str", "required": True, "choices": list(reports)},
-                "hosts": {**fleet.HOSTS, "default": []},
-                "variables": {"type": "dict", "default": {}},
-                "pods": {"type": "bool", "default": False},
-                **dict.fromkeys(
-                    ("results", "drift", "matrix", "directory", "log", "file", "text_file", *DRIFT_FILES), path
-                ),
-                "mark": {"type": "str", "choices": ["begin", "note", "end"]},
-                "text": {"type": "str", "default": ""},
-                "run": {"type": "str", "default": ""},
-                "page": {"type": "bool", "default": False},
-                "title": {"type": "str", "default": "RDMA report"},
-                "minimum_gbyte_per_s": {"type": "float"},
-                "query": {"type": "str"},
-                "fixture": {"type": "dict"},
-            },
+            argument_spec=options(documented.DOCUMENTATION),
             required_if=[
                 ("kind", "nccl_log", ["log"]),
                 ("kind", "saved", ["directory"]),

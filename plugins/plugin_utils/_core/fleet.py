@@ -14,8 +14,6 @@ from ansible.errors import AnsibleError
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import sentence
 
-HOSTS = {"type": "list", "elements": "str"}
-
 
 def variables(task_vars: dict, hosts: list[str], names: dict[str, str], needed: str = "") -> list[dict[str, Any]]:
     """Of each host those of the variables that are defined, in the order of the hosts. names: {key: variable}.
