@@ -264,8 +264,7 @@ def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | N
     elif error:
         step = "correct the value it names; to change an immutable field, delete the object first (k3s kubectl delete "
         step += f"{_address(key)}), which stops what runs from it"
-        seen = " ".join(error.split())[:600]
-        made.finding(str(key), "an object that the API server accepts", seen, step)
+        made.finding(str(key), "an object that the API server accepts", " ".join(error.split())[:600], step)
     elif live is None:
         made.change(str(key), _first_action(item), "", _text(item))
     else:

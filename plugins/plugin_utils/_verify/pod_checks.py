@@ -360,8 +360,7 @@ def _default_route(pod: dict, answer: dict) -> dict:
     through = _default_netdevs(answer)
     good = through == ["eth0"]
     step = "remove default routes from the attachment (routes, gateway of the pool) and from the pod's annotation"
-    seen = f"through {core_text.listing(through) or 'none'}"
-    return check(identity, _obj(pod), good, wanted, seen, step)
+    return check(identity, _obj(pod), good, wanted, f"through {core_text.listing(through) or 'none'}", step)
 
 
 def _tools_step(pod: dict) -> str:
