@@ -54,14 +54,14 @@ class ActionModule(ActionBase):
         return {"networks": pods.networks(nodes, _shared(args, task_vars, "offered").get("cluster"))}
 
     def _pods(self, args, task_vars):
-        names = {key: name for key, name in args["variables"].items() if key in ("node", "cni")}
-        known = fleet.variables(task_vars, args["hosts"], names, "node")
+        names = {key: name for key, name in args["variables"].items() if key in ("read", "cni")}
+        known = fleet.nodes(task_vars, args["hosts"], names, "read")
         hosts = [
             cluster.host_of(of_host["node"], of_host.get("cni"))
             for of_host in known
             if of_host["node"]["read"].get("networks") and not fleet.failure(of_host.get("cni"))
         ]
-        variables = _shared(args, task_vars, "node")["variables"]
+        variables = task_vars[fleet.READ]["variables"]
         asked = cluster.of_play(hosts, _shared(args, task_vars, "offered"), variables)
         return {"plan": matrix_pods.pods(asked) if args["bandwidth"] else pods.plan(asked)}
 
@@ -119,7 +119,8 @@ class ActionModule(ActionBase):
 
 
 def _nodes(args, task_vars) -> list[dict]:
-    return fleet.each(task_vars, args["hosts"], args["variables"].get("node", "node"))
+    names = {"read": args["variables"].get("read", "read")}
+    return [of_host["node"] for of_host in fleet.nodes(task_vars, args["hosts"], names, "read")]
 
 
 def _shared(args, task_vars, key: str) -> dict:

@@ -21,12 +21,12 @@ extends_documentation_fragment:
 options:
   kind:
     description:
-      - V(fabric), pairs of neighbouring nodes for M(gpufabric.rdma.fabric_tests), from C(node).
-      - V(networks), the networks that pods on each node get, from C(node) and C(offered).
-      - V(pods), the pods for M(gpufabric.rdma.test_pods), from C(node), C(offered) and, if it ran, C(cni).
-      - V(rounds), the rounds of M(gpufabric.rdma.fabric_tests), from C(node). Stops where an HCA is in use and nobody
+      - V(fabric), pairs of neighbouring nodes for M(gpufabric.rdma.fabric_tests), from C(read).
+      - V(networks), the networks that pods on each node get, from C(read) and C(offered).
+      - V(pods), the pods for M(gpufabric.rdma.test_pods), from C(read), C(offered) and, if it ran, C(cni).
+      - V(rounds), the rounds of M(gpufabric.rdma.fabric_tests), from C(read). Stops where an HCA is in use and nobody
         allowed load on it.
-      - V(pod_rounds), the rounds between test pods, from C(node), C(pods), C(ran) and O(port).
+      - V(pod_rounds), the rounds between test pods, from C(read), C(pods), C(ran) and O(port).
       - V(nccl_job), the nccl-tests job of O(job), from the facts of O(hosts). Evidence level E5, real hardware; no test
         of this project has run it.
     type: str
@@ -39,9 +39,9 @@ options:
     required: true
   variables:
     description:
-      - Names of variables. Of each host C(node), with C(host), C(address), C(variables) and C(read), what
-        M(gpufabric.rdma.node_facts) returned, or for rounds M(gpufabric.rdma.fabric_tests) beside C(facts); and
-        C(cni), what M(gpufabric.rdma.cni_lint) returned.
+      - Names of variables. Of each host C(read), what M(gpufabric.rdma.node_facts) returned, or for rounds
+        M(gpufabric.rdma.fabric_tests), beside what the role discovery has registered; and C(cni), what
+        M(gpufabric.rdma.cni_lint) returned.
       - Of the host that runs the task C(offered), what M(gpufabric.rdma.cluster_info) returned, C(pods), what this
         module did, and C(ran), what M(gpufabric.rdma.test_pods) did.
     type: dict
@@ -71,7 +71,7 @@ EXAMPLES = r"""
   gpufabric.rdma.plan_tests:
     kind: fabric
     hosts: "{{ ansible_play_hosts }}"
-    variables: {node: known}
+    variables: {read: node}
   register: planned
   run_once: true
 

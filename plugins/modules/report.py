@@ -40,20 +40,22 @@ options:
     choices: [verification, matrix, nccl_log, saved, facts, capture, drift, text, warning]
   hosts:
     description:
-      - Hosts to report on. For V(verification) all of the play; one without C(node) fails its check.
+      - Hosts to report on. For V(verification) all of the play; one without C(read) fails its check.
       - For V(nccl_log) those whose HCAs must be in use. Empty accepts any.
     type: list
     elements: str
     default: []
   variables:
     description:
-      - Names of variables. Of each host C(node), as M(gpufabric.rdma.plan_tests) takes it, or for V(facts) with
-        C(facts) or C(failure) and C(expected_ports). C(started) and C(collected), what
-        M(gpufabric.rdma.fabric_tests) returned. For V(verification) C(cni), what M(gpufabric.rdma.cni_lint) returned.
-      - Of the host that runs the task what M(gpufabric.rdma.plan_tests) returned, for V(verification) C(paired) and
-        C(pods), for V(matrix) C(planned), C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info)
-        returned; and what M(gpufabric.rdma.test_pods) did, C(ran) and for V(verification) C(stopped), for V(matrix)
-        C(sent) and C(removed).
+      - Names of variables. Of each host C(read), as M(gpufabric.rdma.plan_tests) takes it; for V(facts) C(node), with
+        C(facts) or C(failure) and C(expected_ports). C(started) and C(collected), what M(gpufabric.rdma.fabric_tests)
+        returned. For V(verification) C(cni), what M(gpufabric.rdma.cni_lint) returned, and C(unasked), why the
+        node's ports were not asked.
+      - Of the host that runs the task, for V(verification) C(planned) and C(ports), what M(gpufabric.rdma.plan)
+        returned; what M(gpufabric.rdma.plan_tests) returned, for V(verification) C(paired) and C(pods), for V(matrix)
+        C(planned), C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info) returned; and what
+        M(gpufabric.rdma.test_pods) did, C(ran) and for V(verification) C(stopped), for V(matrix) C(sent) and
+        C(removed).
     type: dict
     default: {}
   pods: {description: Whether test pods are part of a V(verification) or V(matrix)., type: bool, default: false}
