@@ -147,8 +147,8 @@ def test_identical_nodes_are_one_row_and_the_odd_one_is_its_own(rows):
 
 
 @pytest.mark.parametrize(("playbook", "words", "most"), [
-    ("site", (), 113),
-    ("verify", (), 72),
+    ("site", (), 110),
+    ("verify", (), 69),
     ("drift", ("--check",), 95),
 ])  # fmt: skip
 def test_a_second_run_on_one_node_is_short(play, node, playbook, words, most):
