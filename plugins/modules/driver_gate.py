@@ -31,18 +31,9 @@ options:
     type: str
     choices: [auto, reload, reboot]
     default: auto
-  signed:
-    description:
-      - Whether the new modules have a signature that Secure Boot accepts.
-    type: bool
-  reload_allowed:
-    description:
-      - Whether the driver may be reloaded.
-    type: bool
-  drain_allowed:
-    description:
-      - Whether pods may be drained from the node.
-    type: bool
+  signed: {description: Whether the new modules have a signature that Secure Boot accepts., type: bool}
+  reload_allowed: {description: Whether the driver may be reloaded., type: bool}
+  drain_allowed: {description: Whether pods may be drained from the node., type: bool}
   rename_allowed:
     description:
       - Whether the driver may change although an interface that carries management is configured by name.
@@ -76,10 +67,7 @@ verdict:
   returned: success
   type: str
   choices: [nothing, reload, reboot, refuse]
-summary:
-  description: The verdict in a sentence.
-  returned: success
-  type: str
+summary: {description: The verdict in a sentence., returned: success, type: str}
 findings:
   description:
     - Why a reload, a reboot or the change itself is ruled out, including reasons that did not decide, each with
@@ -87,11 +75,7 @@ findings:
   returned: success
   type: list
   elements: dict
-steps:
-  description: The steps of the change, in order.
-  returned: success
-  type: list
-  elements: str
+steps: {description: 'The steps of the change, in order.', returned: success, type: list, elements: str}
 consents:
   description: Unset variables that the change needs consent from.
   returned: success

@@ -579,7 +579,7 @@ def plan_text(results, check_mode: bool = False) -> str:
         for result in results
     ):
         lines.append(
-            f"  {core_text.names(hosts)}: "
+            f"  {core_text.of_nodes(hosts)}: "
             + (core_text.count(len(changes), "change") if changes else "nothing to change")
         )
         if changes:

@@ -406,7 +406,7 @@ def test_one_message_lists_all_problems_of_all_hosts_and_equal_ones_once():
     results = [{"host": f"node{n}", "plan": [], "reboot_reasons": [], "notes": []} for n in (1, 2, 3)]
     results[0].update(plan=[change], reboot_reasons=["b"])
     lines = preflight_host.plan_text(results).splitlines()
-    assert lines[1::4] == ["  node1: 1 change", "  node2, node3: nothing to change"]
+    assert lines[1::4] == ["  node1: 1 change", "  2 nodes (node2, node3): nothing to change"]
     assert "    reboot needed: b" in lines
 
 
