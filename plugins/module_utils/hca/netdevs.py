@@ -21,8 +21,9 @@ ROCE_OVERHEAD = 96
 # drivers/infiniband/sw/rxe/rxe_param.h: RXE_MAX_HDR_LENGTH
 RXE_OVERHEAD = 80
 IB_MTUS = (4096, 2048, 1024, 512, 256)
-# Names of VF and SF representors, which a NIC in switchdev mode shows beside its uplink; not ports of the card.
-_REPRESENTOR = re.compile(r"^(c\d+)?pf\d+(vf|sf)\d+$|^(c\d+)?pf\d+$")
+# Names of VF and SF representors, which a NIC in switchdev mode shows beside its uplink; not ports of the card. mlx5,
+# bnxt_en: pf0vf1, c1pf0sf88; ice: pf0vfr1; sfc: p0pf0vf1.
+_REPRESENTOR = re.compile(r"^([cp]\d+)?pf\d+((vfr?|sf)\d+)?$")
 _ATTRIBUTES = (
     "address",
     "mtu",

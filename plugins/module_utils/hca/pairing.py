@@ -140,7 +140,7 @@ def _unlike(where: Topology, one: str, base: str, other: str, other_base: str) -
     mine, its = where.chain(one), where.chain(other)
     steps = sum(left.rpartition(":")[2] != right.rpartition(":")[2] for left, right in zip(mine[1:], its[1:]))
     here, there = (
-        [left - right for left, right in zip(pci.order(at), pci.order(beside))]
+        [left - right for left, right in zip(pci.numbers(at), pci.numbers(beside))]
         for at, beside in ((one, base), (other, other_base))
     )
     return steps + abs(len(mine) - len(its)), abs(here[0] - there[0]), abs(here[1] - there[1])

@@ -100,18 +100,20 @@ def classes(tree: Tree) -> dict[str, str]:
     """{address: class such as `0x020700`} of every PCI function, in address order."""
     found = {}
     for address in sorted(tree.listdir(paths.PCI), key=order):
-        code = tree.read(f"{paths.PCI}/{address}/class")
+        code = tree.attributes(f"{paths.PCI}/{address}", ("class",))["class"]
         if code:
             found[address] = code
     return found
 
 
-def order(address: str) -> list[int]:
+def order(address: str) -> tuple[int, str]:
     """Sort key of a PCI address; a domain may have more than four digits (VMD, Hyper-V)."""
-    try:
-        return [int(part, 16) for part in re.split("[:.]", address)]
-    except ValueError:
-        return [1 << 32]
+    return len(address), address
+
+
+def numbers(address: str) -> list[int]:
+    """[segment, bus, device, function]."""
+    return [int(part, 16) for part in address.replace(".", ":").split(":")]
 
 
 def slot(address: str) -> str:
