@@ -304,15 +304,11 @@ def cards_without_rdma(
     taken.update(address for hca in found for address in hca["bonded_functions"])
     cards = []
     for address, code in functions.items():
+        if address in taken or not pci.is_card(tree, address, code):
+            continue
         base = f"{paths.PCI}/{address}"
-        if not code.startswith(pci.NETWORK_CLASS) or address in taken:
-            continue
-        if tree.read(f"{base}/vendor") != f"0x{pci.MELLANOX}" or tree.readlink(f"{base}/physfn"):
-            continue
         device = hexadecimal(tree.read(f"{base}/device"))
         bound = pci.driver(tree, address)
-        if device in _NO_NIC or (bound or "").startswith(_NO_NIC_DRIVERS):
-            continue
         reason, step = _why_no_rdma(address, device, bound, modules)
         cards.append(
             {
@@ -331,9 +327,6 @@ def cards_without_rdma(
     return cards
 
 
-# Functions of this vendor that lack nothing: Data Direct belongs to a ConnectX-8's NIC function, Spectrum is a switch.
-_NO_NIC = ("2100",)
-_NO_NIC_DRIVERS = ("mlx5_data_direct", "mlxsw", "mlxbf")
 # mlx4_pci_table and mthca_pci_table of the kernel: ConnectX to ConnectX-3 Pro, InfiniHost.
 _MLX4 = (range(0x6340, 0x6770), range(0x1002, 0x1011))
 _MTHCA = (0x5A44, 0x5A46, 0x5E8C, 0x5E8D, 0x6274, 0x6278, 0x6279, 0x6282)

@@ -87,6 +87,9 @@ MODELS = {
     "1002:740f": "MI210",
     "1002:74a1": "MI300X",
 }
+# Functions of this vendor that lack nothing: Data Direct belongs to a ConnectX-8's NIC function, Spectrum is a switch.
+_NO_NIC = ("2100",)
+_NO_DRIVER = ("mlx5_data_direct", "mlxsw", "mlxbf")
 _NO_MODEL = "not in the table of models"
 _DEEPEST = 8  # bond over VLAN over NIC; more would be a loop
 
@@ -130,6 +133,15 @@ def kind(tree: Tree, address: str) -> str:
 def driver(tree: Tree, address: str) -> Optional[str]:
     """Name of the bound driver; None when none is."""
     return tree.target(f"{paths.PCI}/{address}/driver")
+
+
+def is_card(tree: Tree, address: str, code: str) -> bool:
+    """Whether a function is a physical one of a Mellanox NIC, which has an RDMA device once its drivers are loaded."""
+    base = f"{paths.PCI}/{address}"
+    if not code.startswith(NETWORK_CLASS) or tree.read(f"{base}/vendor") != f"0x{MELLANOX}":
+        return False
+    other = hexadecimal(tree.read(f"{base}/device")) in _NO_NIC or (driver(tree, address) or "").startswith(_NO_DRIVER)
+    return not other and not tree.readlink(f"{base}/physfn")
 
 
 def numa_node(tree: Tree, address: str) -> int:

@@ -276,14 +276,14 @@ def _automatic(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     out: list[dict[str, Any]] = []
     groups = _groups(bus, hcas, software, out)
-    hardware = [group for group in groups if group.kind != "software"]
     numbered: list[tuple[int, Place, Optional[str]]] = []
     chosen = []
-    if hardware:
-        paired = {index: _paired(bus, group, gpus) for index, group in enumerate(hardware)}
-        best = max(paired, key=lambda index: (_rank(hardware[index], paired[index]), -index))
-        chosen.append(hardware[best])
-        numbered = _by_gpu(hardware[best], paired[best], out) if paired[best] else _by_pci(hardware[best])
+    paired = [(group, _paired(bus, group, gpus)) for group in groups if group.kind != "software"]
+    paired = [(group, seats) for group, seats in paired if _expected(bus, group, seats)]
+    if paired:
+        group, seats = max(paired, key=lambda row: _rank(*row))
+        chosen.append(group)
+        numbered = _by_gpu(group, seats, out) if seats else _by_pci(group)
     for group in groups:
         if group.kind == "software":
             start = max((index for index, _place, _gpu in numbered), default=-1) + 1
@@ -294,7 +294,7 @@ def _automatic(
     for index, place, gpu in numbered:
         lack = place.lack or _other_rate(place, rate)
         if place.hca is None:
-            lack = Lack("no-rdma", f"The card {place.address} has no RDMA device; see cards_without_rdma.")
+            lack = Lack("no-rdma", f"The card {place.address} has no RDMA device: no driver for it, or it failed.")
         if lack:
             out.append(_no_rail(lack, place, index, gpu))
         else:
@@ -355,10 +355,15 @@ def _groups(bus: Bus, hcas: list[dict[str, Any]], software: bool, out: list[dict
                 continue
             kind = f"{hca['pci']['vendor']}:{hca['pci']['device']}" if hca["pci"] else "software"
             found.setdefault((str(port["link_layer"]), kind), []).append(place)
-    dead = _dead(bus, hcas, {kind for _layer, kind in found})
+    dead = _dead(bus, hcas)
+    live = {kind for _layer, kind in found}
+    for kind in dead.keys() - live:  # no card of its kind is left
+        for address in dead[kind]:
+            layer = "InfiniBand" if bus.functions[address].startswith(_INFINIBAND_CLASS) else "Ethernet"
+            found.setdefault((layer, kind), [])
     groups = []
     for (layer, kind), places in found.items():
-        each = max(Counter(place.hca["name"] for place in places if place.hca).values())
+        each = max(Counter(place.hca["name"] for place in places if place.hca).values(), default=1)
         for address in dead.get(kind, ()):
             if bus.functions[address].startswith(_INFINIBAND_CLASS) == (layer == "InfiniBand"):
                 places += [Place(address)] * each
@@ -369,8 +374,8 @@ def _groups(bus: Bus, hcas: list[dict[str, Any]], software: bool, out: list[dict
     return groups
 
 
-def _dead(bus: Bus, hcas: list[dict[str, Any]], kinds: set[str]) -> dict[str, list[str]]:
-    """{kind: addresses} of physical network functions that have no RDMA device while others of their kind have one."""
+def _dead(bus: Bus, hcas: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """{kind: addresses} of physical network functions that have no RDMA device."""
     taken = {_address(hca) for hca in hcas} | {address for hca in hcas for address in hca["bonded_functions"]}
     found: dict[str, list[str]] = {}
     for address, code in bus.functions.items():
@@ -378,9 +383,20 @@ def _dead(bus: Bus, hcas: list[dict[str, Any]], kinds: set[str]) -> dict[str, li
             kind = pci.kind(bus.tree, address)
             virtual = bus.tree.readlink(f"{paths.PCI}/{address}/physfn")
             given_away = virtual or pci.driver(bus.tree, address) in pci.PASSED_ON
-            if kind in kinds and not given_away:
+            if not given_away and kind != roots.DATA_DIRECT:
                 found.setdefault(kind, []).append(address)
     return found
+
+
+def _expected(bus: Bus, group: Group, paired: Optional[pairing.Pairing]) -> bool:
+    """Whether a group can be the rails. Cards of which none has an RDMA device are those of a vendor that makes no
+    others, or stand beside the GPUs.
+    """
+    if any(place.hca for place in group.places):
+        return True
+    address = group.places[0].address
+    beside = paired is not None and paired.level == pairing.SWITCH
+    return beside or pci.is_card(bus.tree, address, bus.functions[address])
 
 
 def _rank(group: Group, paired: Optional[pairing.Pairing]) -> tuple[Any, ...]:
@@ -392,10 +408,11 @@ def _rank(group: Group, paired: Optional[pairing.Pairing]) -> tuple[Any, ...]:
     quiet = len(free) == len(group.places)
     known = [place.hca for place in group.places if place.hca]
     links = [hca["pci"]["link"] for hca in known]
-    lanes = max((link["max_speed_gts"] or 0) * (link["max_width"] or 0) for link in links)
+    lanes = max(((link["max_speed_gts"] or 0) * (link["max_width"] or 0) for link in links), default=0)
     size = (lanes, _rate(group.places) or 0, len(free)) if paired else (len(free), lanes, _rate(group.places) or 0)
     near = (paired.served, -paired.level) if paired else (0, 0)
-    return (bool(free), *near, known[0]["node_type"] != "RNIC", *((quiet,) if paired else ()), *size, quiet)
+    iwarp = bool(known) and known[0]["node_type"] == "RNIC"
+    return (bool(free), *near, not iwarp, *((quiet,) if paired else ()), *size, quiet)
 
 
 # Numbers.

@@ -18,7 +18,7 @@ from .tree import Tree
 _BUS_ID = re.compile(r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]$")
 _DEVICES = "/sys/devices/"
 # The function through which a ConnectX-8 reaches GPU memory; it hangs below the GPU's root, the card's own may not.
-_DATA_DIRECT = f"{pci.MELLANOX}:2100"
+DATA_DIRECT = f"{pci.MELLANOX}:2100"
 # Cards of which some have one.
 DATA_DIRECT_CARDS = (f"{pci.MELLANOX}:1023", f"{pci.MELLANOX}:1025")
 _DIRECT_CLASSES = (pci.NETWORK_CLASS, "0x08")  # firmware shows it as a network card or as a DMA controller
@@ -56,7 +56,7 @@ def hca_root(tree: Tree, hca: dict[str, Any], functions: dict[str, str]) -> Opti
 def data_direct_functions(tree: Tree, functions: dict[str, str]) -> list[str]:
     """Data Direct functions of all cards."""
     able = (address for address, code in functions.items() if code.startswith(_DIRECT_CLASSES))
-    return [address for address in able if pci.kind(tree, address) == _DATA_DIRECT]
+    return [address for address in able if pci.kind(tree, address) == DATA_DIRECT]
 
 
 def data_direct(tree: Tree, address: str, functions: dict[str, str], others: list[str]) -> Optional[str]:
