@@ -51,23 +51,9 @@ CONSUMERS = {
 }
 # What a reload unloads, users before providers; these may also hold one another without blocking it.
 STACK = (
-    "mlx5_vdpa",
-    "mlx5_fwctl",
-    "mlx5_dpll",
-    "ib_ipoib",
-    "rdma_ucm",
-    "rdma_cm",
-    "iw_cm",
-    "ib_cm",
-    "ib_umad",
-    "mlx5_ib",
-    "ib_uverbs",
-    "ib_core",
-    "mlx5_core",
-    "mlxdevm",
-    "mlxfw",
-    "mlx_compat",
-)
+    "mlx5_vdpa", "mlx5_fwctl", "mlx5_dpll", "ib_ipoib", "rdma_ucm", "rdma_cm", "iw_cm", "ib_cm", "ib_umad",
+    "mlx5_ib", "ib_uverbs", "ib_core", "mlx5_core", "mlxdevm", "mlxfw", "mlx_compat",
+)  # fmt: skip
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "9p")
 _TCP_ESTABLISHED = "01"
@@ -447,11 +433,7 @@ def pods(tree: Tree) -> list[dict[str, str]]:
     for entry in tree.listdir("/var/log/pods"):
         namespace, _underscore, rest = entry.partition("_")
         name, _underscore, uid = rest.rpartition("_")
-        named[uid] = {
-            "namespace": namespace,
-            "name": name,
-            "containers": tree.listdir(f"/var/log/pods/{entry}"),
-        }
+        named[uid] = {"namespace": namespace, "name": name, "containers": tree.listdir(f"/var/log/pods/{entry}")}
     unknown = {"namespace": "?", "containers": []}
     running = [{"uid": uid, **(named.get(uid) or {**unknown, "name": uid})} for uid in alive]
     return sorted(running, key=lambda pod: (pod["namespace"], pod["name"]))

@@ -26,10 +26,7 @@ def names(tree: Tree) -> list[str]:
 
 
 def hcas(
-    tree: Tree,
-    network: Optional[Network] = None,
-    gids: bool = True,
-    functions: Optional[dict[str, str]] = None,
+    tree: Tree, network: Optional[Network] = None, gids: bool = True, functions: Optional[dict[str, str]] = None
 ) -> list[dict[str, Any]]:
     """All HCAs as in the facts, PCI ones in address order, then software ones by name.
 
@@ -345,10 +342,7 @@ def _core(device: Optional[str]) -> str:
 
 
 def _why_no_rdma(
-    address: str,
-    device: Optional[str],
-    bound: Optional[str],
-    modules: Callable[[list[str]], dict[str, dict[str, Any]]],
+    address: str, device: Optional[str], bound: Optional[str], modules: Callable[[list[str]], dict[str, dict[str, Any]]]
 ) -> tuple[str, str]:
     """(reason, next step): the first missing step from the PCI function to an RDMA device."""
     if bound in pci.PASSED_ON:
