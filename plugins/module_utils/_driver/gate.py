@@ -387,7 +387,7 @@ def _lost_by_reload(risk: dict) -> Iterator[Reason]:
             f"embedded switch of {entry['hca']}",
             "nothing that only the running driver holds",
             _listing(entry["evidence"]),
-            "reboot instead; what sets switchdev mode and makes sub-functions at boot does so again",
+            "reboot instead; what sets switchdev mode, sub-functions and parameters at boot does so again",
             "switchdev",
             (RELOAD,),
         )
@@ -427,6 +427,8 @@ def _notes(facts: dict, risk: dict, wanted: dict) -> list[str]:
     notes = []
     if is_unknown(risk["secure_boot"]["enabled"]):
         notes.append(f"Not verified: Secure Boot is {risk['secure_boot']['enabled']}.")
+    if not risk["devlink"]:
+        notes.append("Not verified: the mode of embedded switches and devlink parameters; devlink does not answer.")
     if is_unknown(facts["driver"]["agree"]) and facts["driver"]["loaded"]["modules"]:
         notes.append(f"Not verified: whether memory and disk agree is {facts['driver']['agree']}.")
     return notes
