@@ -351,7 +351,8 @@ class Snapshot(Tree):
     def read(self, path: str) -> Optional[str]:
         found = self._text.get(path, _MISSING)
         if found is _MISSING:
-            found = self._text[path] = super().read(path)
+            data = self._bytes[path] if path in self._bytes else Tree.read_bytes(self, path)
+            found = self._text[path] = None if data is None else data.decode("utf-8", "replace").strip()
         return found  # type: ignore[return-value]
 
     def read_bytes(self, path: str) -> Optional[bytes]:
