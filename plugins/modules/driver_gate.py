@@ -95,7 +95,7 @@ restore:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import read
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import devlink, read
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -122,7 +122,9 @@ def main() -> None:
     with reported(module):
         tree = Tree(options["root"])
         facts = gather(tree, Seams.of(tree), SUBSET)
-        risk = read(tree, facts, options["software_hcas"])
+        found = module.get_bin_path("devlink") if tree.live else None
+        told = devlink(lambda argv: module.run_command([found, *argv[1:]]), tree, facts) if found else None
+        risk = read(tree, facts, options["software_hcas"], told)
         decision = decide(facts, risk, {name: options[name] for name in ANSWERS})
         restore = {"netdevs": risk["netdevs"], "virtual_functions": risk["virtual_functions"]}
         module.exit_json(changed=False, restore=restore, **decision.as_dict())

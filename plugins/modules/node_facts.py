@@ -91,6 +91,10 @@ hostname:
   description: The node's host name in lower case, or empty.
   returned: success
   type: str
+plugin_config:
+  description: Text of the config of the device plugin that runs as a service, or null.
+  returned: success
+  type: str
 k3s:
   description: >-
     C(architecture) (amd64 or arm64), C(python), C(clock) (seconds since the epoch), C(version), C(sums) (SHA-256 of
@@ -130,6 +134,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import contain
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import unreadable
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as device_plugin
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, rdma_facts
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe, rdma_modules
@@ -174,7 +179,7 @@ def main() -> None:
 
 def asked(module: AnsibleModule, tree: Tree, facts: dict, loaded: set) -> dict:
     """What is asked besides the facts. loaded: the RDMA modules that were loaded before these were gathered."""
-    params, state = module.params, {"hostname": hostname(tree)}
+    params, state = module.params, {"hostname": hostname(tree), "plugin_config": tree.read(CONFIG)}
     if params["k3s"] is not None:
         state["k3s"] = k3s.state(module.run_command, params["root"], **params["k3s"])
     if params["networks"] is not None:
