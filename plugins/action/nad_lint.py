@@ -6,8 +6,9 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, at
+from ansible_collections.gpufabric.rdma.plugins.modules import nad_lint as documented
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 
 
 class ActionModule(ActionBase):
@@ -18,14 +19,7 @@ class ActionModule(ActionBase):
     @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
-        _validation, args = self.validate_argument_spec(
-            argument_spec={
-                "objects": {"type": "list", "elements": "dict", "required": True},
-                "nodes": {"type": "list", "elements": "dict", "required": True},
-                "cluster": {"type": "dict", "default": {}},
-                "refuse": {"type": "bool", "default": False},
-            }
-        )
+        _validation, args = self.validate_argument_spec(argument_spec=options(documented.DOCUMENTATION))
         networks = nad_lint.from_objects(args["objects"], nad_lint.files_by_name(args["nodes"]))
         findings = nad_lint.lint(networks, args["nodes"], args["cluster"])
         if findings and args["refuse"]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import count, names, sentence
+from ansible_collections.gpufabric.rdma.plugins.modules import plan_networks as documented
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks, variables
 
 
@@ -18,17 +19,7 @@ class ActionModule(ActionBase):
     @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
-        cidrs = {"type": "list", "elements": "str", "default": []}
-        _validation, args = self.validate_argument_spec(
-            argument_spec={
-                "variables": {"type": "dict", "required": True},
-                "nodes": {"type": "list", "elements": "dict", "required": True},
-                "hosts": {"type": "list", "elements": "str", "default": []},
-                "pod_cidrs": cidrs,
-                "service_cidrs": cidrs,
-                "device_plugin_resources": {"type": "raw"},
-            }
-        )
+        _validation, args = self.validate_argument_spec(argument_spec=options(documented.DOCUMENTATION))
         typed, wrong = host.validate(variables.options(["networks"]), args["variables"])
         planned = {"notes": []}
         if not wrong:

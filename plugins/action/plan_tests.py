@@ -9,8 +9,9 @@ import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
+from ansible_collections.gpufabric.rdma.plugins.modules import plan_tests as documented
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import pods as matrix_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job
@@ -21,12 +22,6 @@ JOB_HEADER = (
     "# All-reduce over the rails of these nodes. Evidence level E5 (hardware): not verified by the tests of\n"
     "# gpufabric.rdma.\n"
 )
-JOB_OPTIONS = {
-    **{key: {"type": "str"} for key in ("image", "namespace", "address_range", "form", "script")},
-    "networks": {"type": "list", "elements": "str"},
-    "gpus_per_node": {"type": "int"},
-    "resources": {"type": "raw"},
-}
 
 
 class ActionModule(ActionBase):
@@ -46,15 +41,7 @@ class ActionModule(ActionBase):
             "nccl_job": self._nccl_job,
         }
         _validation, args = self.validate_argument_spec(
-            argument_spec={
-                "kind": {"type": "str", "required": True, "choices": list(plans)},
-                "hosts": {**fleet.HOSTS, "required": True},
-                "variables": {"type": "dict", "default": {}},
-                "bandwidth": {"type": "bool", "default": False},
-                "port": {"type": "int"},
-                "job": {"type": "dict", "options": JOB_OPTIONS},
-                "file": {"type": "path"},
-            },
+            argument_spec=options(documented.DOCUMENTATION),
             required_if=[("kind", "pod_rounds", ["port"]), ("kind", "nccl_job", ["job"])],
         )
         return {"changed": False, **plans[args["kind"]](args, task_vars)}
@@ -67,14 +54,14 @@ class ActionModule(ActionBase):
         return {"networks": pods.networks(nodes, _shared(args, task_vars, "offered").get("cluster"))}
 
     def _pods(self, args, task_vars):
-        names = {key: name for key, name in args["variables"].items() if key in ("node", "cni")}
-        known = fleet.variables(task_vars, args["hosts"], names, "node")
+        names = {key: name for key, name in args["variables"].items() if key in ("read", "cni")}
+        known = fleet.nodes(task_vars, args["hosts"], names, "read")
         hosts = [
             cluster.host_of(of_host["node"], of_host.get("cni"))
             for of_host in known
             if of_host["node"]["read"].get("networks") and not fleet.failure(of_host.get("cni"))
         ]
-        variables = _shared(args, task_vars, "node")["variables"]
+        variables = task_vars[fleet.READ]["variables"]
         asked = cluster.of_play(hosts, _shared(args, task_vars, "offered"), variables)
         return {"plan": matrix_pods.pods(asked) if args["bandwidth"] else pods.plan(asked)}
 
@@ -132,7 +119,8 @@ class ActionModule(ActionBase):
 
 
 def _nodes(args, task_vars) -> list[dict]:
-    return fleet.each(task_vars, args["hosts"], args["variables"].get("node", "node"))
+    names = {"read": args["variables"].get("read", "read")}
+    return [of_host["node"] for of_host in fleet.nodes(task_vars, args["hosts"], names, "read")]
 
 
 def _shared(args, task_vars, key: str) -> dict:

@@ -8,8 +8,9 @@ import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
+from ansible_collections.gpufabric.rdma.plugins.modules import policy_import as documented
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import importer, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
@@ -27,12 +28,7 @@ class ActionModule(ActionBase):
     @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
-        _validation, args = self.validate_argument_spec(
-            argument_spec={
-                "files": {"type": "list", "elements": "path", "required": True},
-                "nodes": {"type": "list", "elements": "dict", "default": []},
-            }
-        )
+        _validation, args = self.validate_argument_spec(argument_spec=options(documented.DOCUMENTATION))
         documents, findings = _read(args["files"])
         nodes = [node for node in args["nodes"] if node.get("facts")]
         pinned = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text(encoding="utf-8"))

@@ -8,8 +8,9 @@ import pathlib
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
+from ansible_collections.gpufabric.rdma.plugins.modules import report as documented
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts as drift_verdicts
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, query, tables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge as matrix_judge
@@ -19,7 +20,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import judg
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge
 
 # Variables that each host has; the others are taken from the host that runs the task.
-OF_HOSTS = ("node", "cni", "started", "collected")
+OF_HOSTS = ("read", "unasked", "cni", "started", "collected")
 DRIFT_FILES = ("json_file", "junit_file", "verdict_file")
 
 
@@ -42,25 +43,8 @@ class ActionModule(ActionBase):
             "text": self._text,
             "warning": self._warning,
         }
-        path = {"type": "path"}
         _validation, args = self.validate_argument_spec(
-            argument_spec={
-                "kind": {"type": "str", "required": True, "choices": list(reports)},
-                "hosts": {**fleet.HOSTS, "default": []},
-                "variables": {"type": "dict", "default": {}},
-                "pods": {"type": "bool", "default": False},
-                **dict.fromkeys(
-                    ("results", "drift", "matrix", "directory", "log", "file", "text_file", *DRIFT_FILES), path
-                ),
-                "mark": {"type": "str", "choices": ["begin", "note", "end"]},
-                "text": {"type": "str", "default": ""},
-                "run": {"type": "str", "default": ""},
-                "page": {"type": "bool", "default": False},
-                "title": {"type": "str", "default": "RDMA report"},
-                "minimum_gbyte_per_s": {"type": "float"},
-                "query": {"type": "str"},
-                "fixture": {"type": "dict"},
-            },
+            argument_spec=options(documented.DOCUMENTATION),
             required_if=[
                 ("kind", "nccl_log", ["log"]),
                 ("kind", "saved", ["directory"]),
@@ -75,6 +59,9 @@ class ActionModule(ActionBase):
 
     def _verification(self, args, task_vars):
         known, shared = _known(args, task_vars)
+        for of_host in known:
+            if "node" in of_host:
+                of_host["node"].update(_of_plans(of_host, shared.get("planned"), shared.get("ports")))
         if not args["pods"]:
             shared.pop("offered", None)
         judged = judge.judge(judge.gather(args["hosts"], known, shared), self._task.check_mode)
@@ -100,7 +87,7 @@ class ActionModule(ActionBase):
         return {**written, "checks": judged["checks"], "tally": tally, "failing": failing}
 
     def _matrix(self, args, task_vars):
-        known, shared = _known(args, task_vars, "node")
+        known, shared = _known(args, task_vars, "read")
         if not args["pods"]:
             shared = {"planned": shared["planned"]}
         matrix = matrix_judge.of_run(args["hosts"], known, shared, self._task.check_mode, files.now())
@@ -218,7 +205,21 @@ def _known(args, task_vars, needed="") -> tuple[list[dict], dict]:
     """(what each host has, what this host has for all) of the variables that are defined."""
     names = {key: name for key, name in args["variables"].items() if key in OF_HOSTS}
     shared = {key: task_vars[name] for key, name in args["variables"].items() if task_vars.get(name)}
-    return fleet.variables(task_vars, args["hosts"], names, needed), shared
+    shared["node"] = {"variables": task_vars[fleet.READ]["variables"]}
+    return fleet.nodes(task_vars, args["hosts"], names, needed), shared
+
+
+def _of_plans(of_host: dict, planned: dict | None, ports: dict | None) -> dict:
+    """What was planned for a node before it was read, and what its peers said of its ports since."""
+    name, unasked = of_host["node"]["host"], of_host.get("unasked")
+    decided = ((planned or {}).get("hosts") or {}).get(name) or {}
+    firewall = (((ports or {}).get("hosts") or {}).get(name) or {}).get("firewall") or {}
+    return {
+        "planned": decided.get("plan") or [],
+        "boot_id": decided.get("boot_id"),
+        "firewall": None if unasked else firewall.get("results"),
+        "firewall_failure": unasked or of_host["read"].get("failure"),
+    }
 
 
 def _unguarded(task_vars) -> str | None:

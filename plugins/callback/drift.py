@@ -134,11 +134,16 @@ def _task(result) -> verdicts.Task:
 
 def summary(document: dict) -> str:
     lines = [f"Drift: {formats.title(document['verdict'])}"]
-    for host in document["hosts"]:
-        count = core_text.count(len(host["differences"]), "difference")
-        lines.append(f"  {host['host']}: {formats.title(host['verdict'])}, {count}")
-        lines += [f"    {item['role']}: {item['object']}" for item in host["differences"]]
-        lines += [f"    {reason}" for reason in host["reasons"]]
+    for hosts, (verdict, differences, reasons) in core_text.alike(
+        (
+            host["host"],
+            (host["verdict"], [f"{item['role']}: {item['object']}" for item in host["differences"]], host["reasons"]),
+        )
+        for host in document["hosts"]
+    ):
+        count = core_text.count(len(differences), "difference")
+        lines.append(f"  {core_text.of_nodes(hosts)}: {formats.title(verdict)}, {count}")
+        lines += [f"    {text}" for text in [*differences, *reasons]]
     return "\n".join(lines)
 
 

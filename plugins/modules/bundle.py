@@ -19,10 +19,7 @@ extends_documentation_fragment:
 author:
   - The gpufabric founders (@gpufabric)
 options:
-  folder:
-    description: The folder to fill.
-    type: path
-    required: true
+  folder: {description: The folder to fill., type: path, required: true}
   lock:
     description: Content of C(lock/artifacts.yml), or of a file like it with the checksums of builds of your own.
     type: dict
@@ -49,10 +46,7 @@ options:
       holds the driver too. Empty for no driver.
     type: str
     default: ""
-  sums:
-    description: SHA-256 by file name, for files without one in the lock.
-    type: dict
-    default: {}
+  sums: {description: 'SHA-256 by file name, for files without one in the lock.', type: dict, default: {}}
   mirrors:
     description: Mirrors to fetch from, by prefix of the URL or of the image reference.
     type: dict
@@ -74,13 +68,8 @@ options:
         type: list
         elements: dict
         required: true
-      collection:
-        description: The folder of the collection, with the plugin's source.
-        type: path
-        required: true
-      base:
-        description: Another base, as C(REFERENCE@DIGEST). It needs Python, glibc and libstdc++.
-        type: str
+      collection: {description: "The folder of the collection, with the plugin's source.", type: path, required: true}
+      base: {description: 'Another base, as C(REFERENCE@DIGEST). It needs Python, glibc and libstdc++.', type: str}
 """
 
 EXAMPLES = r"""

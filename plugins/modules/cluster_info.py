@@ -20,18 +20,9 @@ extends_documentation_fragment:
 author:
   - The gpufabric founders (@gpufabric)
 options:
-  pod:
-    description: A pod of the user, as NAMESPACE/NAME.
-    type: str
-  dra:
-    description: Whether to read what the cluster can do with DRA.
-    type: bool
-    default: false
-  kubectl:
-    description: The command as a list of words.
-    type: list
-    elements: str
-    default: [k3s, kubectl]
+  pod: {description: 'A pod of the user, as NAMESPACE/NAME.', type: str}
+  dra: {description: Whether to read what the cluster can do with DRA., type: bool, default: false}
+  kubectl: {description: The command as a list of words., type: list, elements: str, default: [k3s, kubectl]}
   api_seconds:
     description: For how long an API server that gives no answer is asked again before it is named.
     type: int
@@ -53,10 +44,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-api_error:
-  description: Why the cluster could not be read, or null.
-  returned: success
-  type: str
+api_error: {description: 'Why the cluster could not be read, or null.', returned: success, type: str}
 cluster:
   description: C(nodes), C(nads) (with pools of nv-ipam), C(dns) (whether there is a DNS service), C(namespaces), C(cni)
     (DaemonSets and ConfigMaps of Flannel and Multus), C(plugins) (the same of RDMA device plugins), C(policies)

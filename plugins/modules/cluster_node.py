@@ -24,11 +24,7 @@ extends_documentation_fragment:
 author:
   - The gpufabric founders (@gpufabric)
 options:
-  name:
-    description:
-      - Name of the node in the cluster.
-    type: str
-    required: true
+  name: {description: Name of the node in the cluster., type: str, required: true}
   state:
     description:
       - V(settled) waits until the kubelet of each server reports and the etcd inside k3s has a leader and all its
@@ -48,22 +44,13 @@ options:
         RV(gpufabric.rdma.reboot_gate#module:boot_id) named it.
     type: str
     default: ""
-  ready:
-    description:
-      - For O(state=settled), whether the node has to be Ready.
-    type: bool
-    default: false
+  ready: {description: 'For O(state=settled), whether the node has to be Ready.', type: bool, default: false}
   timeout_seconds:
     description:
       - How long to wait for the cluster, or for the pods to terminate.
     type: int
     default: 600
-  kubectl:
-    description:
-      - The command as a list of words.
-    type: list
-    elements: str
-    default: [k3s, kubectl]
+  kubectl: {description: The command as a list of words., type: list, elements: str, default: [k3s, kubectl]}
   api_timeout_seconds:
     description:
       - How long to wait for an API server that does not respond. Draining and uncordoning does not wait in check mode,
@@ -111,10 +98,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-was_ready:
-  description: Whether the node is Ready.
-  returned: with O(state=settled)
-  type: bool
+was_ready: {description: Whether the node is Ready., returned: with O(state=settled), type: bool}
 changes:
   description:
     - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(action) is
@@ -135,11 +119,7 @@ not_verified:
   returned: success
   type: list
   elements: str
-notes:
-  description: Worth knowing; needs no action.
-  returned: success
-  type: list
-  elements: str
+notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 """
 
 from ansible.module_utils.basic import AnsibleModule

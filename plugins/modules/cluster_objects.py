@@ -41,22 +41,10 @@ options:
     elements: dict
     default: []
     suboptions:
-      name:
-        description: Name of the secret.
-        type: str
-        required: true
-      namespace:
-        description: Its namespace.
-        type: str
-        required: true
-      type:
-        description: Its type.
-        type: str
-        default: Opaque
-      string_data:
-        description: The values in clear text.
-        type: dict
-        required: true
+      name: {description: Name of the secret., type: str, required: true}
+      namespace: {description: Its namespace., type: str, required: true}
+      type: {description: Its type., type: str, default: Opaque}
+      string_data: {description: The values in clear text., type: dict, required: true}
   owner:
     description:
       - Value of the label C(rdma.gpufabric.io/owner) on each object. Objects with this label that are no longer in
@@ -107,9 +95,7 @@ options:
       - Each file starts with a header line. Files with it that are no longer wanted are removed; files without it stay,
         and one at a path to be written stops the run before anything is written. Git's own data is left alone.
     type: path
-  rendered:
-    description: For O(folder), RV(rendered) of each role. The roles are listed in this order.
-    type: dict
+  rendered: {description: 'For O(folder), RV(rendered) of each role. The roles are listed in this order.', type: dict}
   kubectl:
     description:
       - The command as a list of words. With a kubeconfig, use V([kubectl, --kubeconfig, FILE]) on the controller.
@@ -134,20 +120,13 @@ options:
           Several names are separated by spaces.
         type: str
         required: true
-      namespace:
-        description: The namespace, for resources that have one.
-        type: str
-      selector:
-        description: Labels that select among the resources of a type.
-        type: str
+      namespace: {description: 'The namespace, for resources that have one.', type: str}
+      selector: {description: Labels that select among the resources of a type., type: str}
       until:
         description: V(rollout), or an argument of C(kubectl wait --for), such as V(condition=Ready) or V(create).
         type: str
         default: rollout
-      timeout_seconds:
-        description: How long it may take.
-        type: int
-        default: 300
+      timeout_seconds: {description: How long it may take., type: int, default: 300}
       first:
         description: Whether to wait for it before anything is read and applied, such as nodes to be labelled.
         type: bool
@@ -166,28 +145,11 @@ options:
     type: list
     elements: dict
     suboptions:
-      objects:
-        description: As O(objects).
-        type: list
-        elements: dict
-        required: true
-      owner:
-        description: As O(owner).
-        type: str
-        required: true
-      prune_types:
-        description: As O(prune_types).
-        type: list
-        elements: str
-        default: []
-      takeover_allowed:
-        description: As O(takeover_allowed).
-        type: bool
-      applied_by:
-        description: As O(applied_by).
-        type: str
-        choices: [collection, gitops]
-        default: collection
+      objects: {description: As O(objects)., type: list, elements: dict, required: true}
+      owner: {description: As O(owner)., type: str, required: true}
+      prune_types: {description: As O(prune_types)., type: list, elements: str, default: []}
+      takeover_allowed: {description: As O(takeover_allowed)., type: bool}
+      applied_by: {description: As O(applied_by)., type: str, default: collection, choices: [collection, gitops]}
       wait:
         description: As O(wait).
         type: list
@@ -246,26 +208,16 @@ not_verified:
   returned: success
   type: list
   elements: str
-notes:
-  description: Worth knowing; needs no action.
-  returned: success
-  type: list
-  elements: str
+notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 waited:
   description: What the module waited for and how long it took.
   returned: success
   type: list
   elements: dict
   contains:
-    resource:
-      description: The resource.
-      type: str
-    until:
-      description: The condition.
-      type: str
-    seconds:
-      description: How long it took, 0 when it was already met.
-      type: float
+    resource: {description: The resource., type: str}
+    until: {description: The condition., type: str}
+    seconds: {description: 'How long it took, 0 when it was already met.', type: float}
 rendered:
   description: The objects in the order in which they are applied, without secrets.
   returned: when O(render) is true
@@ -285,10 +237,7 @@ pending:
   returned: success, when O(render) is false
   type: list
   elements: dict
-kubectl_calls:
-  description: How many times kubectl was run.
-  returned: success
-  type: int
+kubectl_calls: {description: How many times kubectl was run., returned: success, type: int}
 down:
   description: Why no API server responded in check mode, so that RV(changes) lists all objects; null when one did.
   returned: success
@@ -324,6 +273,7 @@ PRUNE_TYPES = (
 # Time limit of one call: many objects on a busy server.
 _CALL_SECONDS = 300
 _READS = 3
+_STAYS = "fix what the message reports and run again; objects already applied stay and are not applied twice"
 
 
 class Cluster:
@@ -411,7 +361,7 @@ class Cluster:
             unknown = {name.partition(".")[0] for name in planner.unknown_types(error)}
             left = [name for name in types if name.partition(".")[0] not in unknown]
             if len(left) == len(types):
-                raise _failed(f"reading the objects of owner {owners}", error)
+                raise KubectlError(f"reading the objects of owner {owners}", error, _STAYS)
             types = left
         return []
 
@@ -427,23 +377,20 @@ class Cluster:
                     continue
                 code, _out, error = self._kubectl.apply(some, "--output=json", *_forced(force))
                 if code:
-                    raise _failed(f"applying {', '.join(sorted(names))}", error)
+                    raise KubectlError(f"applying {', '.join(sorted(names))}", error, _STAYS)
             yield from (change for change in changes if change.object in names and change.action != "prune")
             kinds = [item for item in stage if item["kind"] == "CustomResourceDefinition"]
             if kinds:
                 names = [f"crd/{item['metadata']['name']}" for item in kinds]
                 words = ("wait", "--for=condition=Established", *names, "--timeout=60s")
-                code, _out, error = self._kubectl.run_retrying(*words)
-                if code:
-                    raise _failed(f"waiting for {', '.join(names)}", error)
+                self._kubectl.output(f"waiting for {', '.join(names)}", *words, next_step=_STAYS)
         pruned = [change for change in changes if change.action == "prune"]
         if pruned:
             leftovers = [_identity(change.before) for change in pruned]
             # kubectl's own timeout names the object blocked by a finalizer.
             words = ("delete", "--filename=-", "--ignore-not-found", f"--timeout={_CALL_SECONDS - 30}s")
-            code, _out, error = self._kubectl.run_retrying(*words, text=as_list(leftovers))
-            if code:
-                raise _failed("deleting what is no longer wanted", error)
+            text = as_list(leftovers)
+            self._kubectl.output("deleting what is no longer wanted", *words, text=text, next_step=_STAYS)
             yield from pruned
 
     def wait(self, items: list, live: list) -> list[dict]:
@@ -472,20 +419,12 @@ def _identity(text: str) -> dict:
     return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": meta}
 
 
-def _failed(what: str, error: str) -> KubectlError:
-    step = "fix what the message reports and run again; objects already applied stay and are not applied twice"
-    return KubectlError(what, error, step)
-
-
 def _not_reached(item: dict, text: str):
     place = f" -n {item['namespace']}" if item.get("namespace") else ""
     target = item["resource"] + (f" -l {item['selector']}" if item.get("selector") else "")
-    return planner.Finding(
-        f"{item['resource']}{place}",
-        f"{item['until']} within {item['timeout_seconds']} s",
-        " ".join(text.split())[-300:] or "no reason given",
-        f"see k3s kubectl{place} describe {target.replace('/', ' ')}, fix what it reports and run again",
-    )
+    wanted, seen = f"{item['until']} within {item['timeout_seconds']} s", " ".join(text.split())[-300:]
+    step = f"see k3s kubectl{place} describe {target.replace('/', ' ')}, fix what it reports and run again"
+    return planner.Finding(f"{item['resource']}{place}", wanted, seen or "no reason given", step)
 
 
 _STRINGS: dict = {"type": "list", "elements": "str", "default": []}

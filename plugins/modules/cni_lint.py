@@ -18,32 +18,15 @@ extends_documentation_fragment:
 author:
   - The gpufabric founders (@gpufabric)
 options:
-  conf_directory:
-    description:
-      - Where Multus writes its configuration.
-    type: path
-    default: /etc/cni/net.d
-  plugin_directory:
-    description:
-      - Where the roles put the plugins.
-    type: path
-    default: /opt/cni/bin
-  plugins:
-    description:
-      - Names of the plugins that the roles install there.
-    type: list
-    elements: str
-    default: []
+  conf_directory: {description: Where Multus writes its configuration., type: path, default: /etc/cni/net.d}
+  plugin_directory: {description: Where the roles put the plugins., type: path, default: /opt/cni/bin}
+  plugins: {description: Names of the plugins that the roles install there., type: list, elements: str, default: []}
   primary:
     description:
       - The pod network's own configuration, which only Multus reads.
     type: path
     default: /etc/cni/gpufabric-rdma.d/10-flannel.conflist
-  multus:
-    description:
-      - Whether Multus must be the only configuration that the runtime sees.
-    type: bool
-    default: true
+  multus: {description: Whether Multus must be the only configuration that the runtime sees., type: bool, default: true}
   networks:
     description:
       - Networks that Multus attaches to pods of the node.
@@ -51,30 +34,16 @@ options:
     elements: dict
     default: []
     suboptions:
-      name:
-        description: How the network is named in a finding.
-        type: str
-        required: true
-      config:
-        description: Its configuration, JSON.
-        type: str
-        required: true
-  health_port:
-    description:
-      - TCP port of Flannel's health endpoint, V(0) for none.
-    type: int
-    default: 0
+      name: {description: How the network is named in a finding., type: str, required: true}
+      config: {description: 'Its configuration, JSON.', type: str, required: true}
+  health_port: {description: "TCP port of Flannel's health endpoint, V(0) for none.", type: int, default: 0}
   objects:
     description:
       - DaemonSets and ConfigMaps of Flannel and Multus to lint.
     type: list
     elements: dict
     default: []
-  root:
-    description:
-      - Root directory of the node.
-    type: path
-    default: /
+  root: {description: Root directory of the node., type: path, default: /}
 """
 
 EXAMPLES = r"""
@@ -95,10 +64,7 @@ findings:
   returned: success
   type: list
   elements: dict
-runtime:
-  description: What containerd uses, and the file it comes from.
-  returned: success
-  type: dict
+runtime: {description: 'What containerd uses, and the file it comes from.', returned: success, type: dict}
 configurations:
   description: The configurations that containerd sees, in order.
   returned: success

@@ -21,35 +21,22 @@ extends_documentation_fragment:
 author:
   - The gpufabric founders (@gpufabric)
 options:
-  bundle:
-    description:
-      - The bundle folder on the controller; C(bundle.yml) in it lists its files.
-    type: path
+  bundle: {description: The bundle folder on the controller; C(bundle.yml) in it lists its files., type: path}
   names:
     description:
       - The plugins. V(flannel) comes from C(flannel-cni-plugin) of the bundle, a file or an image, all others from the
         file C(cni-plugins).
     type: list
     elements: str
-  machine:
-    description:
-      - Hardware name of the node as C(uname -m) prints it.
-    type: str
-  directory:
-    description:
-      - Where the container runtime looks for plugins.
-    type: path
-    default: /opt/cni/bin
+  machine: {description: Hardware name of the node as C(uname -m) prints it., type: str}
+  directory: {description: Where the container runtime looks for plugins., type: path, default: /opt/cni/bin}
   binaries:
     description:
       - Set by the action plugin. The plugins to install.
     type: list
     elements: dict
     suboptions:
-      name:
-        description: Name of the plugin.
-        type: str
-        required: true
+      name: {description: Name of the plugin., type: str, required: true}
       sha256:
         description: Digest of its program.
         type: str
@@ -82,16 +69,8 @@ findings:
   returned: always
   type: list
   elements: dict
-needed:
-  description: Plugins to copy to the node.
-  returned: success
-  type: list
-  elements: str
-notes:
-  description: Worth knowing; needs no action.
-  returned: success
-  type: list
-  elements: str
+needed: {description: Plugins to copy to the node., returned: success, type: list, elements: str}
+notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 """
 
 import hashlib

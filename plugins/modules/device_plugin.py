@@ -28,25 +28,15 @@ options:
     type: str
     choices: [present, absent]
     default: present
-  config:
-    description:
-      - Text of C(config.json).
-    type: str
-  unit:
-    description:
-      - Text of the systemd unit.
-    type: str
+  config: {description: Text of C(config.json)., type: str}
+  unit: {description: Text of the systemd unit., type: str}
   wheel_dir:
     description:
       - Folder on the controller that C(device_plugin/fetch_wheels.py) filled. The node installs the libraries from it.
       - Without one, pip on the node uses its configured index. The sha256 of each file is checked either way.
     type: str
     default: ""
-  kubelet_root:
-    description:
-      - The kubelet's C(--root-dir).
-    type: str
-    default: /var/lib/kubelet
+  kubelet_root: {description: The kubelet's C(--root-dir)., type: str, default: /var/lib/kubelet}
   api:
     description:
       - By which API the plugin serves; the config is checked for it.
@@ -63,10 +53,7 @@ options:
         description: The kubelet's own kubeconfig; its server and the CA of it are taken, and no credential.
         type: path
         required: true
-      server:
-        description: URL of the API server, if not the kubelet's.
-        type: str
-        default: ""
+      server: {description: "URL of the API server, if not the kubelet's.", type: str, default: ""}
   migrate_allowed:
     description:
       - What to do about another plugin that serves one of the same resources.
@@ -83,10 +70,7 @@ options:
     type: list
     elements: dict
     default: []
-  staged:
-    description:
-      - Folder on the node with what the controller sent. Filled by the action plugin.
-    type: str
+  staged: {description: Folder on the node with what the controller sent. Filled by the action plugin., type: str}
 seealso:
   - module: gpufabric.rdma.device_plugin_migration
   - module: gpufabric.rdma.service_limits
@@ -125,11 +109,7 @@ not_verified:
   returned: success
   type: list
   elements: str
-notes:
-  description: Worth knowing; needs no action.
-  returned: success
-  type: list
-  elements: str
+notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 needs:
   description: Files that the node lacks. The action plugin sends them and calls again, so a task returns none.
   returned: success
@@ -141,33 +121,17 @@ rivals:
   type: list
   elements: dict
   contains:
-    pid:
-      description: Process id.
-      type: int
-    kind:
-      description: Which plugin it is, as text.
-      type: str
-    where:
-      description: What started it, as text.
-      type: str
-    pod:
-      description: Whether a kubelet runs it.
-      type: bool
-    unit:
-      description: The systemd unit whose main process it is, or empty.
-      type: str
-    names:
-      description: Its resources, or null when its config cannot be read.
-      type: list
-      elements: str
+    pid: {description: Process id., type: int}
+    kind: {description: 'Which plugin it is, as text.', type: str}
+    where: {description: 'What started it, as text.', type: str}
+    pod: {description: Whether a kubelet runs it., type: bool}
+    unit: {description: 'The systemd unit whose main process it is, or empty.', type: str}
+    names: {description: 'Its resources, or null when its config cannot be read.', type: list, elements: str}
 main_pid:
   description: Process id of the service after the call, 0 when it does not run.
   returned: success
   type: int
-status:
-  description: The plugin's own status line, as in C(systemctl status).
-  returned: success
-  type: str
+status: {description: "The plugin's own status line, as in C(systemctl status).", returned: success, type: str}
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -30,17 +30,8 @@ options:
       - Whether DaemonSets that this collection did not apply may be deleted.
       - If not set, the module fails with an explanation; V(false) leaves them and reports it.
     type: bool
-  kubectl:
-    description:
-      - The kubectl command.
-    type: list
-    elements: str
-    default: [k3s, kubectl]
-  timeout_seconds:
-    description:
-      - How long to wait for their pods to terminate.
-    type: int
-    default: 120
+  kubectl: {description: The kubectl command., type: list, elements: str, default: [k3s, kubectl]}
+  timeout_seconds: {description: How long to wait for their pods to terminate., type: int, default: 120}
 seealso:
   - module: gpufabric.rdma.device_plugin
 """
@@ -73,7 +64,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.objects import OWNER, migration, plugins
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import ownership
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl, KubectlError
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 
 
 def found(daemon_sets: list[dict]) -> list[dict]:
@@ -94,12 +85,10 @@ class Cluster:
         for change in changes:
             namespace, _slash, name = change.object.split()[1].partition("/")
             # The call returns once the pods are gone: stop theirs before ours starts.
-            words = ("--cascade=foreground", "--wait", "--ignore-not-found", f"--timeout={self._timeout}s")
-            code, out, error = self._kubectl.run_retrying(
-                "delete", "daemonset", name, f"--namespace={namespace}", *words, limit=self._timeout + 60
-            )
-            if code:
-                raise KubectlError(f"{change.object} deleted within {self._timeout} s", error or out)
+            words = ("delete", "daemonset", name, f"--namespace={namespace}", "--cascade=foreground", "--wait")
+            limits = ("--ignore-not-found", f"--timeout={self._timeout}s")
+            wanted = f"{change.object} deleted within {self._timeout} s"
+            self._kubectl.output(wanted, *words, *limits, limit=self._timeout + 60)
             yield change
 
 

@@ -44,14 +44,8 @@ options:
       - Where the packages come from.
     type: dict
     suboptions:
-      url:
-        description:
-          - Address of the flat repository.
-        type: str
-      key:
-        description:
-          - The public key that signs it, armored.
-        type: str
+      url: {description: Address of the flat repository., type: str}
+      key: {description: 'The public key that signs it, armored.', type: str}
       fingerprints:
         description:
           - The fingerprints that are accepted. A key file that C(gpg) reads as anything but one such key is refused.
@@ -80,23 +74,14 @@ options:
           - The label in the repository's Release file, for the pin that blocks its C(dkms).
         type: str
         default: DOCA-HOST*
-      known:
-        description:
-          - What the lock offers, for the message about a missing address.
-        type: str
+      known: {description: 'What the lock offers, for the message about a missing address.', type: str}
   sha256:
     description:
       - SHA-256 of package files by package name; the repository's signed index must match.
     type: dict
     default: {}
-  remove_allowed:
-    description:
-      - Whether another driver stack may be removed.
-    type: bool
-  downgrade_allowed:
-    description:
-      - Whether an older version may replace a newer one.
-    type: bool
+  remove_allowed: {description: Whether another driver stack may be removed., type: bool}
+  downgrade_allowed: {description: Whether an older version may replace a newer one., type: bool}
   nvidia_rebuild_allowed:
     description:
       - Whether DKMS may rebuild a closed NVIDIA driver whose C(nvidia_peermem) was built against another RDMA stack.
@@ -112,11 +97,7 @@ options:
       - Whether to build the base DKMS module on trial first. This doubles the build time.
     type: bool
     default: true
-  root:
-    description:
-      - Root directory of the node. With anything but V(/) nothing is changed.
-    type: path
-    default: /
+  root: {description: Root directory of the node. With anything but V(/) nothing is changed., type: path, default: /}
 seealso:
   - module: gpufabric.rdma.driver_gate
 """
@@ -153,11 +134,7 @@ not_verified:
   returned: success
   type: list
   elements: str
-notes:
-  description: Worth knowing; needs no action.
-  returned: success
-  type: list
-  elements: str
+notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 change:
   description: The change to the modules on disk as a clause, null when there is none.
   returned: success

@@ -31,18 +31,9 @@ options:
     type: str
     choices: [auto, reload, reboot]
     default: auto
-  signed:
-    description:
-      - Whether the new modules have a signature that Secure Boot accepts.
-    type: bool
-  reload_allowed:
-    description:
-      - Whether the driver may be reloaded.
-    type: bool
-  drain_allowed:
-    description:
-      - Whether pods may be drained from the node.
-    type: bool
+  signed: {description: Whether the new modules have a signature that Secure Boot accepts., type: bool}
+  reload_allowed: {description: Whether the driver may be reloaded., type: bool}
+  drain_allowed: {description: Whether pods may be drained from the node., type: bool}
   rename_allowed:
     description:
       - Whether the driver may change although an interface that carries management is configured by name.
@@ -76,10 +67,7 @@ verdict:
   returned: success
   type: str
   choices: [nothing, reload, reboot, refuse]
-summary:
-  description: The verdict in a sentence.
-  returned: success
-  type: str
+summary: {description: The verdict in a sentence., returned: success, type: str}
 findings:
   description:
     - Why a reload, a reboot or the change itself is ruled out, including reasons that did not decide, each with
@@ -87,11 +75,7 @@ findings:
   returned: success
   type: list
   elements: dict
-steps:
-  description: The steps of the change, in order.
-  returned: success
-  type: list
-  elements: str
+steps: {description: 'The steps of the change, in order.', returned: success, type: list, elements: str}
 consents:
   description: Unset variables that the change needs consent from.
   returned: success
@@ -111,7 +95,7 @@ restore:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import read
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import devlink, read
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -138,7 +122,9 @@ def main() -> None:
     with reported(module):
         tree = Tree(options["root"])
         facts = gather(tree, Seams.of(tree), SUBSET)
-        risk = read(tree, facts, options["software_hcas"])
+        found = module.get_bin_path("devlink") if tree.live else None
+        told = devlink(lambda argv: module.run_command([found, *argv[1:]]), tree, facts) if found else None
+        risk = read(tree, facts, options["software_hcas"], told)
         decision = decide(facts, risk, {name: options[name] for name in ANSWERS})
         restore = {"netdevs": risk["netdevs"], "virtual_functions": risk["virtual_functions"]}
         module.exit_json(changed=False, restore=restore, **decision.as_dict())

@@ -38,11 +38,7 @@ options:
     description: Root directory of the node. With anything but V(/) it must contain usr/bin/ib_write_bw.
     type: path
     default: /
-  hcas:
-    description: For V(read), the HCAs of the node's facts.
-    type: list
-    elements: dict
-    default: []
+  hcas: {description: "For V(read), the HCAs of the node's facts.", type: list, elements: dict, default: []}
   cuda:
     description: For V(read), whether to check that C(ib_write_bw) was built with CUDA.
     type: bool
@@ -51,27 +47,11 @@ options:
     description:
       - For V(read), where Multus reads network configurations. If set, RV(networks) is returned.
     type: path
-  rounds:
-    description: For V(started), this node's part of each round.
-    type: list
-    elements: dict
-    default: []
-  seconds:
-    description: How long each test sends.
-    type: int
-    default: 5
-  round_seconds:
-    description: Timeout of a round.
-    type: int
-    default: 30
-  grace_seconds:
-    description: How much later than this one the last node may start.
-    type: int
-    default: 30
-  wait_seconds:
-    description: For V(finished), how long to wait.
-    type: int
-    default: 600
+  rounds: {description: "For V(started), this node's part of each round.", type: list, elements: dict, default: []}
+  seconds: {description: How long each test sends., type: int, default: 5}
+  round_seconds: {description: Timeout of a round., type: int, default: 30}
+  grace_seconds: {description: How much later than this one the last node may start., type: int, default: 30}
+  wait_seconds: {description: 'For V(finished), how long to wait.', type: int, default: 600}
 """
 
 EXAMPLES = r"""
@@ -92,19 +72,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-tools:
-  description: V(ib_write_bw) if installed, else empty.
-  returned: O(state=read)
-  type: list
-  elements: str
+tools: {description: 'V(ib_write_bw) if installed, else empty.', returned: O(state=read), type: list, elements: str}
 in_use:
   description: Processes that have the verbs device of an HCA open, by HCA.
   returned: O(state=read)
   type: dict
-governors:
-  description: How many CPUs run under each frequency governor.
-  returned: O(state=read)
-  type: dict
+governors: {description: How many CPUs run under each frequency governor., returned: O(state=read), type: dict}
 cuda:
   description: Whether C(ib_write_bw) sends from GPU memory, C(send), and can register it by dma-buf, C(dmabuf). Null if
     O(cuda=false).
@@ -125,10 +98,7 @@ loaded:
   returned: O(state=finished)
   type: list
   elements: str
-error:
-  description: Why the process gave no results, or null.
-  returned: O(state=finished)
-  type: str
+error: {description: 'Why the process gave no results, or null.', returned: O(state=finished), type: str}
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -65,24 +65,10 @@ verdict:
     - blocked
     - ready
     - unknown
-mode:
-  description: The usable path.
-  returned: success
-  type: str
-  choices: [peermem, dmabuf, none]
-sentence:
-  description: The verdict as a sentence.
-  returned: success
-  type: str
-action:
-  description: The next step, null if there is none.
-  returned: success
-  type: str
-evidence:
-  description: The evidence for the verdict.
-  returned: success
-  type: list
-  elements: str
+mode: {description: The usable path., returned: success, type: str, choices: [peermem, dmabuf, none]}
+sentence: {description: The verdict as a sentence., returned: success, type: str}
+action: {description: 'The next step, null if there is none.', returned: success, type: str}
+evidence: {description: The evidence for the verdict., returned: success, type: list, elements: str}
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -26,15 +26,8 @@ options:
       - Name of the fixture. It is not scrubbed, so choose one that may be public.
     type: str
     required: true
-  about:
-    description:
-      - One line about the node. The default names its system, kernel, GPUs and HCAs.
-    type: str
-  root:
-    description:
-      - Root directory of the node; V(/) is the machine itself.
-    type: path
-    default: /
+  about: {description: 'One line about the node. The default names its system, kernel, GPUs and HCAs.', type: str}
+  root: {description: Root directory of the node; V(/) is the machine itself., type: path, default: /}
 seealso:
   - module: gpufabric.rdma.hca_facts
 """

@@ -125,43 +125,24 @@ ansible_facts:
           type: dict
           returned: always
           contains:
-            kernel:
-              description: Release of the running kernel.
-              type: str
-            architecture:
-              description: Machine name as C(uname -m) prints it.
-              type: str
-            os:
-              description: C(id), C(version_id), C(like) (list) and C(pretty_name) of os-release.
-              type: dict
+            kernel: {description: Release of the running kernel., type: str}
+            architecture: {description: Machine name as C(uname -m) prints it., type: str}
+            os: {description: 'C(id), C(version_id), C(like) (list) and C(pretty_name) of os-release.', type: dict}
             container:
               description: The container manager around this system such as C(docker) or C(systemd-nspawn), or null.
               type: str
-            product:
-              description: Product name of the machine (DMI), or null.
-              type: str
-            boot_id:
-              description: Changes with each boot.
-              type: str
-            cmdline:
-              description: The kernel command line.
-              type: str
-        virtualization:
-          description: C(container) as under C(node).
-          type: dict
-          returned: always
+            product: {description: 'Product name of the machine (DMI), or null.', type: str}
+            boot_id: {description: Changes with each boot., type: str}
+            cmdline: {description: The kernel command line., type: str}
+        virtualization: {description: C(container) as under C(node)., returned: always, type: dict}
         hcas:
           description: HCAs in the order of their PCI addresses, then software ones by name.
           type: list
           elements: dict
           returned: with subset hcas
           contains:
-            name:
-              description: Name of the RDMA device.
-              type: str
-            kind:
-              description: C(pci) or C(software).
-              type: str
+            name: {description: Name of the RDMA device., type: str}
+            kind: {description: C(pci) or C(software)., type: str}
             function:
               description: C(pf), C(vf), C(sf) (on the auxiliary bus), or null for a software HCA.
               type: str
@@ -172,33 +153,17 @@ ansible_facts:
               description: The PCI function, for a sub-function its parent, null for a software HCA.
               type: dict
               contains:
-                address:
-                  description: Domain, bus, device and function.
-                  type: str
-                vendor:
-                  description: Vendor id, hexadecimal.
-                  type: str
+                address: {description: 'Domain, bus, device and function.', type: str}
+                vendor: {description: 'Vendor id, hexadecimal.', type: str}
                 device:
                   description: Device id, hexadecimal. C(1021) is what C(ibv_devinfo) shows as C(4129).
                   type: str
-                subsystem_vendor:
-                  description: Vendor id of the board, hexadecimal.
-                  type: str
-                subsystem_device:
-                  description: Id of the board, hexadecimal.
-                  type: str
-                model:
-                  description: Name of the model.
-                  type: str
-                driver:
-                  description: The bound driver, or null.
-                  type: str
-                numa_node:
-                  description: NUMA node, C(-1) when the firmware names none.
-                  type: int
-                local_cpus:
-                  description: CPUs near it, such as C(0-71).
-                  type: str
+                subsystem_vendor: {description: 'Vendor id of the board, hexadecimal.', type: str}
+                subsystem_device: {description: 'Id of the board, hexadecimal.', type: str}
+                model: {description: Name of the model., type: str}
+                driver: {description: 'The bound driver, or null.', type: str}
+                numa_node: {description: 'NUMA node, C(-1) when the firmware names none.', type: int}
+                local_cpus: {description: 'CPUs near it, such as C(0-71).', type: str}
                 path:
                   description: Its place in the PCI tree, as the host bridge (C(pci0000:17)), the bridges below it and
                     the function itself; empty where that cannot be seen.
@@ -207,40 +172,17 @@ ansible_facts:
                 link:
                   description: C(speed_gts), C(width), C(max_speed_gts) and C(max_width) of the PCIe link (GT/s).
                   type: dict
-                iommu_group:
-                  description: IOMMU group, or null.
-                  type: str
-                sriov:
-                  description: Virtual functions, C(total) possible and C(enabled).
-                  type: dict
-                physfn:
-                  description: PCI address of a virtual function's physical function, or null.
-                  type: str
-                virtfns:
-                  description: PCI addresses of its virtual functions.
-                  type: list
-                  elements: str
-            node_type:
-              description: C(CA), C(RNIC) (iWARP), C(unspecified) (EFA), ...
-              type: str
-            hca_type:
-              description: Hardware type such as C(MT4129), or null.
-              type: str
-            hw_rev:
-              description: Hardware revision, or null.
-              type: str
-            firmware:
-              description: Firmware version, or null.
-              type: str
-            psid:
-              description: Board id (PSID), or null.
-              type: str
-            node_guid:
-              description: Node GUID.
-              type: str
-            sys_image_guid:
-              description: System image GUID, the same on both ports of a card.
-              type: str
+                iommu_group: {description: 'IOMMU group, or null.', type: str}
+                sriov: {description: 'Virtual functions, C(total) possible and C(enabled).', type: dict}
+                physfn: {description: "PCI address of a virtual function's physical function, or null.", type: str}
+                virtfns: {description: PCI addresses of its virtual functions., type: list, elements: str}
+            node_type: {description: 'C(CA), C(RNIC) (iWARP), C(unspecified) (EFA), ...', type: str}
+            hca_type: {description: 'Hardware type such as C(MT4129), or null.', type: str}
+            hw_rev: {description: 'Hardware revision, or null.', type: str}
+            firmware: {description: 'Firmware version, or null.', type: str}
+            psid: {description: 'Board id (PSID), or null.', type: str}
+            node_guid: {description: Node GUID., type: str}
+            sys_image_guid: {description: 'System image GUID, the same on both ports of a card.', type: str}
             char_devices:
               description: Names below C(/dev/infiniband). C(uverbs) is one name or null, C(umad) and C(issm) are lists.
               type: dict
@@ -249,39 +191,19 @@ ansible_facts:
               type: list
               elements: dict
               contains:
-                name:
-                  description: Name.
-                  type: str
-                mac:
-                  description: Hardware address.
-                  type: str
-                mtu:
-                  description: MTU in bytes.
-                  type: int
-                operstate:
-                  description: State as the kernel names it.
-                  type: str
+                name: {description: Name., type: str}
+                mac: {description: Hardware address., type: str}
+                mtu: {description: MTU in bytes., type: int}
+                operstate: {description: State as the kernel names it., type: str}
                 carrier:
                   description: Whether there is a link. Null while the interface is administratively down.
                   type: bool
-                speed_mbps:
-                  description: Speed in Mbit/s, or null.
-                  type: int
-                type:
-                  description: C(ether) or C(infiniband).
-                  type: str
-                phys_port_name:
-                  description: Name of the port on the card, such as C(p0), or null.
-                  type: str
-                parent:
-                  description: For an IPoIB child its parent interface, else null.
-                  type: str
-                port:
-                  description: Port of the HCA it belongs to, or null.
-                  type: int
-                master:
-                  description: The bond or bridge it belongs to, or null.
-                  type: str
+                speed_mbps: {description: 'Speed in Mbit/s, or null.', type: int}
+                type: {description: C(ether) or C(infiniband)., type: str}
+                phys_port_name: {description: 'Name of the port on the card, such as C(p0), or null.', type: str}
+                parent: {description: 'For an IPoIB child its parent interface, else null.', type: str}
+                port: {description: 'Port of the HCA it belongs to, or null.', type: int}
+                master: {description: 'The bond or bridge it belongs to, or null.', type: str}
                 default_route:
                   description: Whether the default route uses it, directly or through a bond, VLAN or bridge.
                   type: bool
@@ -289,10 +211,7 @@ ansible_facts:
                   description: What the node's management uses it for, in the same way (a default route of any table, an
                     SSH session, the address of k3s), or null.
                   type: str
-                addresses:
-                  description: IP addresses with prefix length, IPv4 first.
-                  type: list
-                  elements: str
+                addresses: {description: 'IP addresses with prefix length, IPv4 first.', type: list, elements: str}
             representors:
               description: Interfaces that represent VFs and SFs in switchdev mode.
               type: list
@@ -306,37 +225,19 @@ ansible_facts:
               type: list
               elements: dict
               contains:
-                number:
-                  description: Port number, from 1.
-                  type: int
-                state:
-                  description: C(ACTIVE), C(DOWN), C(INIT), C(ARMED), ...
-                  type: str
-                phys_state:
-                  description: C(LinkUp), C(Disabled), C(Polling), ...
-                  type: str
-                rate_gbps:
-                  description: Rate in Gbit/s.
-                  type: float
-                rate_text:
-                  description: Rate as the kernel writes it.
-                  type: str
-                link_layer:
-                  description: C(InfiniBand) or C(Ethernet).
-                  type: str
-                lid:
-                  description: LID, 0 on Ethernet.
-                  type: int
-                sm_lid:
-                  description: LID of the subnet manager, 0 when there is none.
-                  type: int
+                number: {description: 'Port number, from 1.', type: int}
+                state: {description: 'C(ACTIVE), C(DOWN), C(INIT), C(ARMED), ...', type: str}
+                phys_state: {description: 'C(LinkUp), C(Disabled), C(Polling), ...', type: str}
+                rate_gbps: {description: Rate in Gbit/s., type: float}
+                rate_text: {description: Rate as the kernel writes it., type: str}
+                link_layer: {description: C(InfiniBand) or C(Ethernet)., type: str}
+                lid: {description: 'LID, 0 on Ethernet.', type: int}
+                sm_lid: {description: 'LID of the subnet manager, 0 when there is none.', type: int}
                 active_mtu:
                   description: On Ethernet the RDMA MTU in bytes that fits into the interface's MTU. On InfiniBand it
                     needs verbs, and this says so.
                   type: raw
-                max_mtu:
-                  description: Needs verbs, and this says so.
-                  type: str
+                max_mtu: {description: 'Needs verbs, and this says so.', type: str}
                 netdev:
                   description: Its network interface (the bond where its interfaces are bonded), or null.
                   type: str
@@ -358,68 +259,30 @@ ansible_facts:
           elements: dict
           returned: with subset hcas or pci
           contains:
-            address:
-              description: PCI address.
-              type: str
-            vendor:
-              description: Vendor id, hexadecimal.
-              type: str
-            device:
-              description: Device id, hexadecimal.
-              type: str
-            model:
-              description: Name of the model.
-              type: str
-            driver:
-              description: The bound driver, or null.
-              type: str
-            numa_node:
-              description: NUMA node.
-              type: int
-            path:
-              description: Its place in the PCI tree, as for C(gpus).
-              type: list
-              elements: str
-            netdevs:
-              description: Names of its network interfaces.
-              type: list
-              elements: str
-            reason:
-              description: Why there is no RDMA device.
-              type: str
-            next_step:
-              description: What to do about it.
-              type: str
+            address: {description: PCI address., type: str}
+            vendor: {description: 'Vendor id, hexadecimal.', type: str}
+            device: {description: 'Device id, hexadecimal.', type: str}
+            model: {description: Name of the model., type: str}
+            driver: {description: 'The bound driver, or null.', type: str}
+            numa_node: {description: NUMA node., type: int}
+            path: {description: 'Its place in the PCI tree, as for C(gpus).', type: list, elements: str}
+            netdevs: {description: Names of its network interfaces., type: list, elements: str}
+            reason: {description: Why there is no RDMA device., type: str}
+            next_step: {description: What to do about it., type: str}
         gpus:
           description: GPUs in PCI order.
           type: list
           elements: dict
           returned: with subset gpus or pci
           contains:
-            index:
-              description: Position in PCI order.
-              type: int
-            address:
-              description: PCI address.
-              type: str
-            vendor:
-              description: Vendor id, hexadecimal.
-              type: str
-            device:
-              description: Device id, hexadecimal.
-              type: str
-            model:
-              description: Name of the model.
-              type: str
-            driver:
-              description: The bound driver, or null.
-              type: str
-            numa_node:
-              description: NUMA node.
-              type: int
-            local_cpus:
-              description: CPUs near it.
-              type: str
+            index: {description: Position in PCI order., type: int}
+            address: {description: PCI address., type: str}
+            vendor: {description: 'Vendor id, hexadecimal.', type: str}
+            device: {description: 'Device id, hexadecimal.', type: str}
+            model: {description: Name of the model., type: str}
+            driver: {description: 'The bound driver, or null.', type: str}
+            numa_node: {description: NUMA node., type: int}
+            local_cpus: {description: CPUs near it., type: str}
             path:
               description: Its place in the PCI tree, as the host bridge, the bridges below it and the function itself;
                 empty where that cannot be seen.
@@ -431,27 +294,13 @@ ansible_facts:
           elements: dict
           returned: with subset rails
           contains:
-            index:
-              description: Number of the rail, the same on identically built nodes.
-              type: int
-            hca:
-              description: Name of the HCA.
-              type: str
-            port:
-              description: Port of the HCA.
-              type: int
-            netdev:
-              description: Network interface of the port, or null.
-              type: str
-            pci:
-              description: PCI address, or null for a software HCA.
-              type: str
-            gpu:
-              description: PCI address of its GPU, or null.
-              type: str
-            distance:
-              description: Distance to that GPU, or null.
-              type: str
+            index: {description: 'Number of the rail, the same on identically built nodes.', type: int}
+            hca: {description: Name of the HCA., type: str}
+            port: {description: Port of the HCA., type: int}
+            netdev: {description: 'Network interface of the port, or null.', type: str}
+            pci: {description: 'PCI address, or null for a software HCA.', type: str}
+            gpu: {description: 'PCI address of its GPU, or null.', type: str}
+            distance: {description: 'Distance to that GPU, or null.', type: str}
             data_direct:
               description: PCI address of the Data Direct function through which the card reaches its GPU, null without
                 one; a string beginning with C(unknown) where the card may have one that nothing ties to it.
@@ -459,12 +308,8 @@ ansible_facts:
             card:
               description: System image GUID of the card; rails with the same one share it (Socket Direct, two ports).
               type: str
-            reason:
-              description: C(automatic) or C(named).
-              type: str
-            lacks:
-              description: Which evidence of a rail a named one lacks, or null.
-              type: str
+            reason: {description: C(automatic) or C(named)., type: str}
+            lacks: {description: 'Which evidence of a rail a named one lacks, or null.', type: str}
         not_rails:
           description: What is no rail. Each port of an HCA that is none, cards and GPUs that leave a number empty, and
             names without an HCA.
@@ -472,40 +317,24 @@ ansible_facts:
           elements: dict
           returned: with subset rails
           contains:
-            hca:
-              description: Name of the HCA; null where there is none.
-              type: str
-            port:
-              description: Port of the HCA, or null.
-              type: int
-            pci:
-              description: PCI address, or null.
-              type: str
-            index:
-              description: The number that stays empty because of it, or null.
-              type: int
-            gpu:
-              description: PCI address of the GPU of that number, or null.
-              type: str
+            hca: {description: Name of the HCA; null where there is none., type: str}
+            port: {description: 'Port of the HCA, or null.', type: int}
+            pci: {description: 'PCI address, or null.', type: str}
+            index: {description: 'The number that stays empty because of it, or null.', type: int}
+            gpu: {description: 'PCI address of the GPU of that number, or null.', type: str}
             code:
               description: C(no-verbs), C(no-port), C(virtual), C(software), C(representor), C(bond-member), C(no-gid),
                 C(management), C(no-lid), C(unused), C(no-gpu), C(other-kind), C(other-rate), C(no-rdma), C(no-card) or
                 C(named).
               type: str
-            reason:
-              description: The same as a sentence.
-              type: str
+            reason: {description: The same as a sentence., type: str}
         subsystem:
           description: The RDMA subsystem of the kernel.
           type: dict
           returned: with subset subsystem
           contains:
-            ib_core_loaded:
-              description: Whether it is loaded.
-              type: bool
-            netns_mode:
-              description: Running network namespace mode, C(shared) or C(exclusive).
-              type: str
+            ib_core_loaded: {description: Whether it is loaded., type: bool}
+            netns_mode: {description: 'Running network namespace mode, C(shared) or C(exclusive).', type: str}
             persisted_netns_mode:
               description: The configured mode of the next boot, null when nothing sets it.
               type: str
@@ -513,10 +342,7 @@ ansible_facts:
               description: What sets it, weakest first, as C(path), C(line), C(text), C(mode), C(ours) and C(wins).
               type: list
               elements: dict
-            foreign_owners:
-              description: Paths among them that are not ours.
-              type: list
-              elements: str
+            foreign_owners: {description: Paths among them that are not ours., type: list, elements: str}
             namespaces:
               description: Network namespaces besides that of PID 1, as C(inode), C(name) (mount point or null) and
                 C(owners), a list of C(pid), C(command), C(unit) and C(transient).
@@ -541,9 +367,7 @@ ansible_facts:
               description: Whether memory and disk hold the same modules, by srcversion, or by build id where a
                 distribution builds its modules without one.
               type: bool
-            explanation:
-              description: The above as a sentence.
-              type: str
+            explanation: {description: The above as a sentence., type: str}
         gpudirect:
           description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict), C(action),
             C(peermem_loadable) (nvidia_peermem is needed, not loaded, and nothing on disk keeps it from loading) and
@@ -579,10 +403,7 @@ ansible_facts:
           type: list
           elements: str
           returned: always
-forks:
-  description: Processes that were started, 0 on Debian.
-  returned: always
-  type: int
+forks: {description: 'Processes that were started, 0 on Debian.', returned: always, type: int}
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -20,11 +20,7 @@ extends_documentation_fragment:
 author:
   - The gpufabric founders (@gpufabric)
 options:
-  role:
-    description: The node's role in the cluster.
-    type: str
-    choices: [server, agent]
-    required: true
+  role: {description: The node's role in the cluster., type: str, required: true, choices: [server, agent]}
   options:
     description:
       - Options of k3s by file, as M(gpufabric.rdma.plan) decided them. They contain no secrets.
@@ -38,17 +34,11 @@ options:
     description:
       - The token to write. Without it a missing token is generated, which only the first server may do.
     type: str
-  token_allowed_to_be_made:
-    description: Whether a missing token may be generated here.
-    type: bool
-    default: false
+  token_allowed_to_be_made: {description: Whether a missing token may be generated here., type: bool, default: false}
   takeover_allowed:
     description: Whether files of a k3s that this collection did not set up may be replaced. A copy of each is kept.
     type: bool
-  start_timeout_seconds:
-    description: How long k3s may take to start.
-    type: int
-    default: 600
+  start_timeout_seconds: {description: How long k3s may take to start., type: int, default: 600}
 """
 
 EXAMPLES = r"""
@@ -80,11 +70,7 @@ not_verified:
   returned: success
   type: list
   elements: str
-notes:
-  description: Worth knowing; needs no action.
-  returned: success
-  type: list
-  elements: str
+notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 seconds:
   description: How long the start or restart took until k3s was ready; 0 when it was not started.
   returned: success

@@ -66,11 +66,7 @@ not_verified:
   returned: success
   type: list
   elements: str
-notes:
-  description: What remains on the node, and why.
-  returned: success
-  type: list
-  elements: str
+notes: {description: 'What remains on the node, and why.', returned: success, type: list, elements: str}
 """
 
 import ipaddress

@@ -40,10 +40,7 @@ options:
         C(forbidden_masters_allowed). What is omitted is not checked.
     type: dict
     default: {}
-  refuse:
-    description: Whether to fail when there are findings.
-    type: bool
-    default: false
+  refuse: {description: Whether to fail when there are findings., type: bool, default: false}
 """
 
 EXAMPLES = r"""

@@ -9,9 +9,10 @@ module: node_facts
 short_description: Gather in one call a node's facts and the state of what roles configure on it
 version_added: 0.1.0
 description:
-  - Gathers the facts of M(gpufabric.rdma.hca_facts), and what O(k3s), O(networks), O(firewall) and O(runtime) ask for.
+  - Gathers the facts of M(gpufabric.rdma.hca_facts), and what O(k3s), O(networks), O(firewall), O(runtime) and
+    O(probe) ask for.
   - No content of k3s' configuration and no secret leaves the node.
-  - Changes nothing and loads no kernel module.
+  - Changes nothing and loads no kernel module. What O(probe) opens may load one, which it then reports.
 author:
   - The gpufabric founders (@gpufabric)
 extends_documentation_fragment:
@@ -50,6 +51,22 @@ options:
     description: Read how containerd, that of k3s or of the distribution, is configured.
     type: bool
     default: false
+  probe:
+    description:
+      - Look for the character devices and test tools that a container would use, and ask the sockets of device plugins.
+      - Locks memory as C(user) under the limit of each of C(services), in a short-lived child process. Below another
+        O(root) than V(/) nothing is probed.
+    type: dict
+    suboptions:
+      services: {description: Services under whose limit to lock memory., type: list, elements: str, default: []}
+      user:
+        description: User that locks memory, and whose rights on the character devices are told.
+        type: str
+        default: nobody
+      kubelet_root:
+        description: The kubelet's C(--root-dir), below which device plugins are found.
+        type: path
+        default: /var/lib/kubelet
 """
 
 EXAMPLES = r"""
@@ -76,6 +93,10 @@ hostname:
   type: str
 system_uuid:
   description: What a kubelet on this machine reports as its system UUID, or empty.
+  returned: success
+  type: str
+plugin_config:
+  description: Text of the config of the device plugin that runs as a service, or null.
   returned: success
   type: str
 k3s:
@@ -105,14 +126,23 @@ runtime:
   description: C(source), the file that configures containerd, or null; C(cdi), true or false where files say so.
   returned: with O(runtime)
   type: dict
+probe:
+  description: C(char_devices) by name with their rights, C(memlock) by service, C(plugins) by resource with what its
+    sockets answered (null or empty below another root than V(/)), C(tools), and C(loaded), modules that the reading has
+    loaded.
+  returned: with O(probe)
+  type: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import unreadable
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as device_plugin
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, rdma_facts
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe, rdma_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import hostname, system_uuid
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -131,21 +161,31 @@ def main() -> None:
             },
             "firewall": {"type": "bool", "default": False},
             "runtime": {"type": "bool", "default": False},
+            "probe": {
+                "type": "dict",
+                "options": {
+                    "services": {"type": "list", "elements": "str", "default": []},
+                    "user": {"type": "str", "default": "nobody"},
+                    "kubelet_root": {"type": "path", "default": device_plugin.KUBELET},
+                },
+            },
         },
         supports_check_mode=True,
     )
     with reported(module):
+        loaded = rdma_modules()
         facts, _forks = rdma_facts(module)
         try:
-            further = asked(module, Tree(module.params["root"]))
+            further = asked(module, Tree(module.params["root"]), facts, loaded)
         except OSError as error:
             module.fail_json(msg=unreadable(error))
         module.exit_json(changed=False, ansible_facts={"rdma": facts}, **further)
 
 
-def asked(module: AnsibleModule, tree: Tree) -> dict:
-    """What is asked besides the facts."""
-    params, state = module.params, {"hostname": hostname(tree), "system_uuid": system_uuid(tree)}
+def asked(module: AnsibleModule, tree: Tree, facts: dict, loaded: set) -> dict:
+    """What is asked besides the facts. loaded: the RDMA modules that were loaded before these were gathered."""
+    params, state = module.params, {"hostname": hostname(tree), "plugin_config": tree.read(CONFIG)}
+    state["system_uuid"] = system_uuid(tree)
     if params["k3s"] is not None:
         state["k3s"] = k3s.state(module.run_command, params["root"], **params["k3s"])
     if params["networks"] is not None:
@@ -155,6 +195,13 @@ def asked(module: AnsibleModule, tree: Tree) -> dict:
     if params["runtime"]:
         source, texts = containerd.read(tree)
         state["runtime"] = {"source": source, "cdi": containerd.cdi(texts)}
+    if params["probe"] is not None:
+        asks, root = params["probe"], params["root"]
+        state["probe"] = {
+            **probe(facts, asks["services"], asks["user"], root),
+            "plugins": device_plugin.answers(root, asks["kubelet_root"]),
+            "loaded": sorted(rdma_modules() - loaded),
+        }
     return state
 
 

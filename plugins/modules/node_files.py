@@ -27,18 +27,9 @@ options:
     elements: dict
     default: []
     suboptions:
-      path:
-        description: Absolute path on the node.
-        type: str
-        required: true
-      content:
-        description: The text.
-        type: str
-        required: true
-      mode:
-        description: Its permissions, four octal digits.
-        type: str
-        default: "0644"
+      path: {description: Absolute path on the node., type: str, required: true}
+      content: {description: The text., type: str, required: true}
+      mode: {description: 'Its permissions, four octal digits.', type: str, default: '0644'}
   secrets:
     description:
       - Files with mode 0600 whose text appears in no output.
@@ -46,19 +37,11 @@ options:
     elements: dict
     default: []
     suboptions:
-      path:
-        description: Absolute path on the node.
-        type: str
-        required: true
+      path: {description: Absolute path on the node., type: str, required: true}
       content:
         description: The text. If not set, the file stays unchanged; RV(missing_secrets) lists missing ones.
         type: str
-  absent:
-    description:
-      - Files that must not exist.
-    type: list
-    elements: str
-    default: []
+  absent: {description: Files that must not exist., type: list, elements: str, default: []}
   units:
     description:
       - Units of the system manager, whose files are among O(files).
@@ -66,39 +49,20 @@ options:
     elements: dict
     default: []
     suboptions:
-      name:
-        description: Name of the unit with its type.
-        type: str
-        required: true
+      name: {description: Name of the unit with its type., type: str, required: true}
       present:
         description: Whether it is wanted. V(false) stops and disables it; list its file in O(absent) then.
         type: bool
         default: true
-      wanted_by:
-        description: Units that start it.
-        type: list
-        elements: str
-        default: [multi-user.target]
-      running:
-        description: Whether it must run now.
-        type: bool
-        default: true
+      wanted_by: {description: Units that start it., type: list, elements: str, default: [multi-user.target]}
+      running: {description: Whether it must run now., type: bool, default: true}
       restarted_by:
         description: Files besides the unit's own that it reads when it starts.
         type: list
         elements: str
         default: []
-  kernel_modules:
-    description:
-      - Kernel modules to load now.
-    type: list
-    elements: str
-    default: []
-  sysctls:
-    description:
-      - Kernel parameters to set now, such as V(net.ipv4.ip_forward).
-    type: dict
-    default: {}
+  kernel_modules: {description: Kernel modules to load now., type: list, elements: str, default: []}
+  sysctls: {description: 'Kernel parameters to set now, such as V(net.ipv4.ip_forward).', type: dict, default: {}}
   exclusive:
     description:
       - Directories in which no foreign file may take effect.
@@ -106,39 +70,17 @@ options:
     elements: dict
     default: []
     suboptions:
-      directory:
-        description: The directory.
-        type: str
-        required: true
-      suffixes:
-        description: Suffixes of the files that take effect.
-        type: list
-        elements: str
-        required: true
-      keep:
-        description: Names that may exist.
-        type: list
-        elements: str
-        required: true
+      directory: {description: The directory., type: str, required: true}
+      suffixes: {description: Suffixes of the files that take effect., type: list, elements: str, required: true}
+      keep: {description: Names that may exist., type: list, elements: str, required: true}
       allowed:
         description:
           - What to do with the others. If not set, the module fails and names them; V(true) renames each so that it no
             longer takes effect; V(false) leaves and reports them.
         type: bool
-      reason:
-        description: The consequence of leaving them.
-        type: str
-        required: true
-      consent:
-        description: Name of the variable that gives consent.
-        type: str
-        required: true
-  contents:
-    description:
-      - Files whose text to return in RV(contents).
-    type: list
-    elements: str
-    default: []
+      reason: {description: The consequence of leaving them., type: str, required: true}
+      consent: {description: Name of the variable that gives consent., type: str, required: true}
+  contents: {description: Files whose text to return in RV(contents)., type: list, elements: str, default: []}
   programs:
     description:
       - Names of programs to look for among the running processes, returned in RV(programs).
@@ -191,10 +133,7 @@ contents:
   description: Each path of O(contents) with its text, null where there is no such file.
   returned: success
   type: dict
-programs:
-  description: Each name of O(programs) with whether such a process runs.
-  returned: success
-  type: dict
+programs: {description: Each name of O(programs) with whether such a process runs., returned: success, type: dict}
 """
 
 from ansible.module_utils.basic import AnsibleModule

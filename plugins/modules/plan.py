@@ -20,21 +20,13 @@ author:
 extends_documentation_fragment:
   - gpufabric.rdma.deciding
 options:
-  step:
-    description: What to do.
-    type: str
-    required: true
-    choices: [read, plan, print, refuse, compare]
+  step: {description: What to do., type: str, required: true, choices: [read, plan, print, refuse, compare]}
   roles:
     description: Roles to plan for. V(discovery) stands for the host layer, with the variables of all roles.
     type: list
     elements: str
     default: []
-  hosts:
-    description: Hosts to plan for with O(step=plan), in their order.
-    type: list
-    elements: str
-    default: []
+  hosts: {description: 'Hosts to plan for with O(step=plan), in their order.', type: list, elements: str, default: []}
   server:
     description: A server that is not in this run, for O(step=read) delegated to it. Its variables and facts are read.
     type: str
@@ -42,24 +34,16 @@ options:
     description: Whether the role node_firewall has probed the ports since the last plan, whose other findings hold.
     type: bool
     default: false
-  offered:
-    description: What the cluster can do with DRA, as far as it was asked.
-    type: dict
+  offered: {description: 'What the cluster can do with DRA, as far as it was asked.', type: dict}
   read_since:
     description: Name of the variable in which a later task has registered a newer reading of the nodes.
     type: str
-  page:
-    description: Whether the run ends with the page of the role report.
-    type: bool
-    default: false
+  page: {description: Whether the run ends with the page of the role report., type: bool, default: false}
   partial:
     description: Leave out hosts that could not be read or whose variables are invalid, and plan for the others.
     type: bool
     default: false
-  upgrade:
-    description: Whether the run is to change the version of k3s.
-    type: bool
-    default: false
+  upgrade: {description: Whether the run is to change the version of k3s., type: bool, default: false}
 """
 
 EXAMPLES = r"""
@@ -82,14 +66,8 @@ variables:
   description: The effective value of each public variable of the collection, secrets left out.
   returned: with O(step=read)
   type: dict
-lost:
-  description: Why the node could not be reached.
-  returned: with O(step=read), if it could not
-  type: str
-failure:
-  description: Why the node could not be read.
-  returned: with O(step=read), if it could not
-  type: str
+lost: {description: Why the node could not be reached., returned: 'with O(step=read), if it could not', type: str}
+failure: {description: Why the node could not be read., returned: 'with O(step=read), if it could not', type: str}
 findings:
   description: Everything that is wrong, each with C(host), C(role), C(object), C(wanted), C(seen), C(next_step), C(id).
   returned: with O(step=plan)
@@ -108,10 +86,7 @@ settled:
   description: Whether roles of the host layer have nothing to do on any host, or of the cluster layer on this one.
   returned: with O(step=plan), for the host layer, and with O(step=compare)
   type: bool
-reasons:
-  description: What is not as wanted, by role.
-  returned: with O(step=compare)
-  type: dict
+reasons: {description: 'What is not as wanted, by role.', returned: with O(step=compare), type: dict}
 networks:
   description: Objects of the role networks, or null while nodes have no rails yet.
   returned: with O(step=plan), for that role

@@ -35,16 +35,8 @@ options:
     type: list
     elements: str
     default: []
-  pod_cidrs:
-    description: Networks of the pods.
-    type: list
-    elements: str
-    default: []
-  service_cidrs:
-    description: Networks of the services.
-    type: list
-    elements: str
-    default: []
+  pod_cidrs: {description: Networks of the pods., type: list, elements: str, default: []}
+  service_cidrs: {description: Networks of the services., type: list, elements: str, default: []}
   device_plugin_resources:
     description: Resources of the shared device plugin, as in the role C(device_plugin).
     type: raw
@@ -60,11 +52,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-networks:
-  description: Input for M(gpufabric.rdma.nad_lint).
-  returned: success
-  type: list
-  elements: dict
+networks: {description: Input for M(gpufabric.rdma.nad_lint)., returned: success, type: list, elements: dict}
 objects:
   description: NetworkAttachmentDefinitions, their namespaces and address pools.
   returned: success
@@ -74,19 +62,12 @@ files:
   description: For each host the configurations that Multus reads from files, by the name of their network.
   returned: success
   type: dict
-sriov_config:
-  description: Configuration of the SR-IOV network device plugin.
-  returned: success
-  type: dict
+sriov_config: {description: Configuration of the SR-IOV network device plugin., returned: success, type: dict}
 complete:
   description: Whether all nodes took part. Objects from only some of them must not be applied.
   returned: success
   type: bool
-notes:
-  description: What is worth knowing.
-  returned: success
-  type: list
-  elements: str
+notes: {description: What is worth knowing., returned: success, type: list, elements: str}
 findings:
   description: The problems, with C(id), C(object), C(wanted), C(seen) and C(next_step).
   returned: failure

@@ -21,12 +21,12 @@ extends_documentation_fragment:
 options:
   kind:
     description:
-      - V(fabric), pairs of neighbouring nodes for M(gpufabric.rdma.fabric_tests), from C(node).
-      - V(networks), the networks that pods on each node get, from C(node) and C(offered).
-      - V(pods), the pods for M(gpufabric.rdma.test_pods), from C(node), C(offered) and, if it ran, C(cni).
-      - V(rounds), the rounds of M(gpufabric.rdma.fabric_tests), from C(node). Stops where an HCA is in use and nobody
+      - V(fabric), pairs of neighbouring nodes for M(gpufabric.rdma.fabric_tests), from C(read).
+      - V(networks), the networks that pods on each node get, from C(read) and C(offered).
+      - V(pods), the pods for M(gpufabric.rdma.test_pods), from C(read), C(offered) and, if it ran, C(cni).
+      - V(rounds), the rounds of M(gpufabric.rdma.fabric_tests), from C(read). Stops where an HCA is in use and nobody
         allowed load on it.
-      - V(pod_rounds), the rounds between test pods, from C(node), C(pods), C(ran) and O(port).
+      - V(pod_rounds), the rounds between test pods, from C(read), C(pods), C(ran) and O(port).
       - V(nccl_job), the nccl-tests job of O(job), from the facts of O(hosts). Evidence level E5, real hardware; no test
         of this project has run it.
     type: str
@@ -39,9 +39,9 @@ options:
     required: true
   variables:
     description:
-      - Names of variables. Of each host C(node), with C(host), C(address), C(variables) and C(read), what
-        M(gpufabric.rdma.host_probe) returned, or for rounds M(gpufabric.rdma.fabric_tests) beside C(facts); and
-        C(cni), what M(gpufabric.rdma.cni_lint) returned.
+      - Names of variables. Of each host C(read), what M(gpufabric.rdma.node_facts) returned, or for rounds
+        M(gpufabric.rdma.fabric_tests), beside what the role discovery has registered; and C(cni), what
+        M(gpufabric.rdma.cni_lint) returned.
       - Of the host that runs the task C(offered), what M(gpufabric.rdma.cluster_info) returned, C(pods), what this
         module did, and C(ran), what M(gpufabric.rdma.test_pods) did.
     type: dict
@@ -50,9 +50,7 @@ options:
     description: For V(pods), keep only those for bandwidth tests, and report for each host why it has none.
     type: bool
     default: false
-  port:
-    description: For V(pod_rounds), the first TCP port.
-    type: int
+  port: {description: 'For V(pod_rounds), the first TCP port.', type: int}
   job:
     description: For V(nccl_job), what the job is made of.
     type: dict
@@ -65,9 +63,7 @@ options:
       address_range: {description: Null is worked out from the rails., type: str}
       resources: {description: As C(device_plugin_resources)., type: raw}
       script: {description: What C(job) runs., type: str}
-  file:
-    description: For V(nccl_job), the file to write the job to. If not set, it is printed.
-    type: path
+  file: {description: 'For V(nccl_job), the file to write the job to. If not set, it is printed.', type: path}
 """
 
 EXAMPLES = r"""
@@ -75,7 +71,7 @@ EXAMPLES = r"""
   gpufabric.rdma.plan_tests:
     kind: fabric
     hosts: "{{ ansible_play_hosts }}"
-    variables: {node: known}
+    variables: {read: node}
   register: planned
   run_once: true
 
@@ -95,26 +91,17 @@ plan:
     tests), C(tests), what has no peer (C(alone)) and why, and C(clashes).
   returned: O(kind=fabric), O(kind=pods), O(kind=rounds) or O(kind=pod_rounds)
   type: dict
-hosts:
-  description: For each host the tests to C(serve) and to C(connect).
-  returned: O(kind=fabric)
-  type: dict
+hosts: {description: For each host the tests to C(serve) and to C(connect)., returned: O(kind=fabric), type: dict}
 networks:
   description: For each host its networks, each with C(name) and C(config).
   returned: O(kind=networks)
   type: dict
-parts:
-  description: What each host runs, round by round.
-  returned: O(kind=rounds)
-  type: dict
+parts: {description: 'What each host runs, round by round.', returned: O(kind=rounds), type: dict}
 grace_seconds:
   description: How long the first node waits for the last one to start.
   returned: O(kind=rounds)
   type: int
-wait_seconds:
-  description: After how long every node has ended its rounds.
-  returned: O(kind=rounds)
-  type: int
+wait_seconds: {description: After how long every node has ended its rounds., returned: O(kind=rounds), type: int}
 objects:
   description: The namespace and the job.
   returned: O(kind=nccl_job) without O(file)

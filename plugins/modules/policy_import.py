@@ -62,14 +62,8 @@ lines:
   returned: always
   type: list
   elements: dict
-explanation:
-  description: The lines as readable text. It is also printed.
-  returned: always
-  type: str
-text:
-  description: The variables as a file of C(group_vars).
-  returned: success
-  type: str
+explanation: {description: The lines as readable text. It is also printed., returned: always, type: str}
+text: {description: The variables as a file of C(group_vars)., returned: success, type: str}
 texts:
   description: The same, and one for each group of a NicNodePolicy, with C(group) (empty for all nodes) and C(text).
   returned: success

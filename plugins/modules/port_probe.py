@@ -22,10 +22,7 @@ options:
     type: list
     elements: dict
     default: []
-  seconds:
-    description: How long a listener answers at most.
-    type: int
-    default: 300
+  seconds: {description: How long a listener answers at most., type: int, default: 300}
   ask:
     description:
       - What to ask, each with C(protocol) (V(tcp), V(udp) or V(ping)), C(address) and C(port). All further keys are
@@ -33,13 +30,8 @@ options:
     type: list
     elements: dict
     default: []
-  patience:
-    description: Seconds to wait for answers. All questions are asked at the same time.
-    type: int
-    default: 4
-  stop:
-    description: A C(listener) to end.
-    type: dict
+  patience: {description: Seconds to wait for answers. All questions are asked at the same time., type: int, default: 4}
+  stop: {description: A C(listener) to end., type: dict}
 """
 
 EXAMPLES = r"""
@@ -51,10 +43,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-listener:
-  description: The process that listens, for O(stop); null if there is none.
-  returned: success
-  type: dict
+listener: {description: 'The process that listens, for O(stop); null if there is none.', returned: success, type: dict}
 deaf:
   description: Why nothing can listen, by port and protocol. A port that is in use is none of them.
   returned: success

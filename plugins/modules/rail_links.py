@@ -29,19 +29,10 @@ options:
     elements: dict
     default: []
     suboptions:
-      pci:
-        description: PCI address of the NIC, with or without domain.
-        type: str
-      mac:
-        description: MAC address of the NIC.
-        type: str
-      mtu:
-        description: The MTU; left alone when not given.
-        type: int
-      up:
-        description: Set the link administratively up. It is never set down.
-        type: bool
-        default: false
+      pci: {description: 'PCI address of the NIC, with or without domain.', type: str}
+      mac: {description: MAC address of the NIC., type: str}
+      mtu: {description: The MTU; left alone when not given., type: int}
+      up: {description: Set the link administratively up. It is never set down., type: bool, default: false}
 """
 
 EXAMPLES = r"""

@@ -22,12 +22,7 @@ extends_documentation_fragment:
 author:
   - The gpufabric founders (@gpufabric)
 options:
-  mode:
-    description:
-      - The wanted mode.
-    type: str
-    choices: [shared, exclusive]
-    default: shared
+  mode: {description: The wanted mode., type: str, default: shared, choices: [shared, exclusive]}
   override_allowed:
     description:
       - What to do when a file that is not ours persists the other mode.
@@ -82,11 +77,7 @@ not_verified:
   returned: success
   type: list
   elements: str
-notes:
-  description: Worth knowing; needs no action.
-  returned: success
-  type: list
-  elements: str
+notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 stale_images:
   description: initramfs images with an older copy of our modprobe.d file; M(gpufabric.rdma.initramfs) rebuilds
     them.

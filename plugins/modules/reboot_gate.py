@@ -49,15 +49,9 @@ cluster:
   returned: success
   type: dict
   contains:
-    member:
-      description: Whether a kubelet of a cluster is set up on it.
-      type: bool
-    server:
-      description: Whether it is a server of k3s.
-      type: bool
-    others:
-      description: Other Kubernetes distributions with files on the node.
-      type: list
+    member: {description: Whether a kubelet of a cluster is set up on it., type: bool}
+    server: {description: Whether it is a server of k3s., type: bool}
+    others: {description: Other Kubernetes distributions with files on the node., type: list}
 hostname:
   description: The name of the host, which a node of k3s has unless it was given another.
   returned: success
@@ -68,10 +62,7 @@ left:
       node then, C(ready) whether it was Ready.
   returned: success
   type: dict
-boot_id:
-  description: The present boot, as the kernel names it.
-  returned: success
-  type: str
+boot_id: {description: 'The present boot, as the kernel names it.', returned: success, type: str}
 """
 
 import json

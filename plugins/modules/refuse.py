@@ -19,43 +19,19 @@ extends_documentation_fragment:
   - gpufabric.rdma.deciding
 options:
   findings:
-    description: What to refuse. Exactly one of O(findings) and O(libraries) is required.
+    description: What to refuse. At least one of O(findings) and O(libraries) is required.
     type: list
     elements: dict
     suboptions:
-      object:
-        description: The object.
-        type: str
-        required: true
-      wanted:
-        description: The wanted state.
-        type: str
-        required: true
-      seen:
-        description: What was found.
-        type: str
-        required: true
-      next_step:
-        description: What to do.
-        type: str
-        required: true
-      id:
-        description: Id of a known finding, if it is one.
-        type: str
-        default: ""
-      host:
-        description: Not used. Findings of M(gpufabric.rdma.plan) have it.
-        type: raw
-      role:
-        description: Not used. Findings of M(gpufabric.rdma.plan) have it.
-        type: raw
-  libraries:
-    description: Python libraries that must be importable by the controller.
-    type: list
-    elements: str
-  summary:
-    description: First line of the message.
-    type: str
+      object: {description: The object., type: str, required: true}
+      wanted: {description: The wanted state., type: str, required: true}
+      seen: {description: What was found., type: str, required: true}
+      next_step: {description: What to do., type: str, required: true}
+      id: {description: 'Id of a known finding, if it is one.', type: str, default: ""}
+      host: {description: Not used. Findings of M(gpufabric.rdma.plan) have it., type: raw}
+      role: {description: Not used. Findings of M(gpufabric.rdma.plan) have it., type: raw}
+  libraries: {description: Python libraries that must be importable by the controller., type: list, elements: str}
+  summary: {description: First line of the message., type: str}
 """
 
 EXAMPLES = r"""
@@ -76,22 +52,10 @@ findings:
   type: list
   elements: dict
   contains:
-    host:
-      description: The inventory name of the host.
-      type: str
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
+    host: {description: The inventory name of the host., type: str}
+    object: {description: The object., type: str}
+    wanted: {description: The wanted state., type: str}
+    seen: {description: What was found., type: str}
+    next_step: {description: What to do., type: str}
+    id: {description: 'Id of a known finding, else empty.', type: str}
 """

@@ -40,32 +40,29 @@ options:
     choices: [verification, matrix, nccl_log, saved, facts, capture, drift, text, warning]
   hosts:
     description:
-      - Hosts to report on. For V(verification) all of the play; one without C(node) fails its check.
+      - Hosts to report on. For V(verification) all of the play; one without C(read) fails its check.
       - For V(nccl_log) those whose HCAs must be in use. Empty accepts any.
     type: list
     elements: str
     default: []
   variables:
     description:
-      - Names of variables. Of each host C(node), as M(gpufabric.rdma.plan_tests) takes it, or for V(facts) with
-        C(facts) or C(failure) and C(expected_ports). C(started) and C(collected), what
-        M(gpufabric.rdma.fabric_tests) returned. For V(verification) C(cni), what M(gpufabric.rdma.cni_lint) returned.
-      - Of the host that runs the task what M(gpufabric.rdma.plan_tests) returned, for V(verification) C(paired) and
-        C(pods), for V(matrix) C(planned), C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info)
-        returned; and what M(gpufabric.rdma.test_pods) did, C(ran) and for V(verification) C(stopped), for V(matrix)
-        C(sent) and C(removed).
+      - Names of variables. Of each host C(read), as M(gpufabric.rdma.plan_tests) takes it; for V(facts) C(node), with
+        C(facts) or C(failure) and C(expected_ports). C(started) and C(collected), what M(gpufabric.rdma.fabric_tests)
+        returned. For V(verification) C(cni), what M(gpufabric.rdma.cni_lint) returned, and C(unasked), why the
+        node's ports were not asked.
+      - Of the host that runs the task, for V(verification) C(planned) and C(ports), what M(gpufabric.rdma.plan)
+        returned; what M(gpufabric.rdma.plan_tests) returned, for V(verification) C(paired) and C(pods), for V(matrix)
+        C(planned), C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info) returned; and what
+        M(gpufabric.rdma.test_pods) did, C(ran) and for V(verification) C(stopped), for V(matrix) C(sent) and
+        C(removed).
     type: dict
     default: {}
-  pods:
-    description: Whether test pods are part of a V(verification) or V(matrix).
-    type: bool
-    default: false
+  pods: {description: Whether test pods are part of a V(verification) or V(matrix)., type: bool, default: false}
   results:
     description: The results document, which V(verification) writes if it is set, and V(saved) reads.
     type: path
-  drift:
-    description: For V(saved), a file with a drift document, which replaces the one in O(results).
-    type: path
+  drift: {description: 'For V(saved), a file with a drift document, which replaces the one in O(results).', type: path}
   matrix:
     description: For V(saved), a file with a matrix document, which replaces the one in O(results).
     type: path
@@ -76,57 +73,35 @@ options:
       - V(note) adds O(text) to the reasons of a host, V(end) closes the records of O(hosts).
     type: str
     choices: [begin, note, end]
-  text:
-    description: What to print, or for O(mark=note) the remark.
-    type: str
-    default: ""
-  run:
-    description: For O(mark=begin), the name of this run, which the verdict file repeats.
-    type: str
-    default: ""
-  directory:
-    description: The folder that V(saved) writes into, and V(drift). It need not exist.
-    type: path
+  text: {description: 'What to print, or for O(mark=note) the remark.', type: str, default: ""}
+  run: {description: 'For O(mark=begin), the name of this run, which the verdict file repeats.', type: str, default: ""}
+  directory: {description: 'The folder that V(saved) writes into, and V(drift). It need not exist.', type: path}
   junit_file:
     description: For O(mark=begin), where the JUnit XML goes, in O(directory). Empty writes none.
     type: path
   verdict_file:
     description: For O(mark=begin), where the verdict goes, in O(directory). Empty writes none.
     type: path
-  page:
-    description: Whether V(verification) writes its page, and prints where it is.
-    type: bool
-    default: false
+  page: {description: 'Whether V(verification) writes its page, and prints where it is.', type: bool, default: false}
   file:
     description:
       - Where V(capture) writes to, and where the page of a V(verification) goes. Its folder need not exist.
       - If not set, the page goes beside the inventory, as C(NAME-report.html) of an inventory C(NAME) or C(NAME.yml);
         for an inventory that is not a file, it is C(report.html) in the working directory.
     type: path
-  title:
-    description: The title of the page.
-    type: str
-    default: RDMA report
+  title: {description: The title of the page., type: str, default: RDMA report}
   json_file:
     description: Where to write the document of a V(matrix) or V(drift), or the answers to O(query).
     type: path
-  text_file:
-    description: Where to write what was printed of a V(matrix).
-    type: path
-  log:
-    description: For V(nccl_log), a file on the controller, produced with NCCL_DEBUG=INFO.
-    type: path
-  minimum_gbyte_per_s:
-    description: For V(nccl_log), the minimum bus bandwidth of the largest size.
-    type: float
+  text_file: {description: Where to write what was printed of a V(matrix)., type: path}
+  log: {description: 'For V(nccl_log), a file on the controller, produced with NCCL_DEBUG=INFO.', type: path}
+  minimum_gbyte_per_s: {description: 'For V(nccl_log), the minimum bus bandwidth of the largest size.', type: float}
   query:
     description:
       - For V(facts), a JMESPath expression, see U(https://jmespath.org), such as V(hcas[].[name,firmware]). One that
         cannot be evaluated is an error, without O(hosts) too.
     type: str
-  fixture:
-    description: For V(capture), the RV(gpufabric.rdma.hca_capture#module:fixture).
-    type: dict
+  fixture: {description: 'For V(capture), the RV(gpufabric.rdma.hca_capture#module:fixture).', type: dict}
 """
 
 EXAMPLES = r"""
@@ -162,18 +137,9 @@ failing:
   description: For each of O(hosts) how many of its checks failed, those of the cluster included.
   returned: O(kind=verification)
   type: dict
-document:
-  description: The matrix document.
-  returned: O(kind=matrix)
-  type: dict
-pods_failure:
-  description: Why the pods could not be measured, or empty.
-  returned: O(kind=matrix)
-  type: str
-hcas:
-  description: HCAs used by connections, by host.
-  returned: O(kind=nccl_log)
-  type: dict
+document: {description: The matrix document., returned: O(kind=matrix), type: dict}
+pods_failure: {description: 'Why the pods could not be measured, or empty.', returned: O(kind=matrix), type: str}
+hcas: {description: 'HCAs used by connections, by host.', returned: O(kind=nccl_log), type: dict}
 files:
   description: The files, each with C(path), C(bytes) and C(changed). In check mode none of them is written.
   returned: where there are any
@@ -183,10 +149,7 @@ level:
   description: The worst state of a node on the page, C(ok), C(open) (something is unproven or pending) or C(bad).
   returned: O(kind=saved)
   type: str
-headline:
-  description: The first sentence of the page.
-  returned: O(kind=saved)
-  type: str
+headline: {description: The first sentence of the page., returned: O(kind=saved), type: str}
 findings:
   description: What is wrong, each with C(host), C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: where O(kind=saved) fails

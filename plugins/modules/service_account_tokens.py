@@ -23,24 +23,10 @@ attributes:
 author:
   - The gpufabric founders (@gpufabric)
 options:
-  namespace:
-    description: Namespace of the service accounts.
-    type: str
-    required: true
-  names:
-    description: The service accounts.
-    type: list
-    elements: str
-    required: true
-  kubectl:
-    description: The command as a list of words.
-    type: list
-    elements: str
-    default: [k3s, kubectl]
-  timeout_seconds:
-    description: How long the cluster may take to create them.
-    type: int
-    default: 60
+  namespace: {description: Namespace of the service accounts., type: str, required: true}
+  names: {description: The service accounts., type: list, elements: str, required: true}
+  kubectl: {description: The command as a list of words., type: list, elements: str, default: [k3s, kubectl]}
+  timeout_seconds: {description: How long the cluster may take to create them., type: int, default: 60}
 """
 
 EXAMPLES = r"""
@@ -53,10 +39,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-tokens:
-  description: Token of each service account; empty in check mode.
-  returned: success
-  type: dict
+tokens: {description: Token of each service account; empty in check mode., returned: success, type: dict}
 """
 
 import base64

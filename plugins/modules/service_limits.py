@@ -56,11 +56,7 @@ not_applied:
   returned: success
   type: list
   elements: str
-notes:
-  description: Worth knowing; needs no action.
-  returned: success
-  type: list
-  elements: str
+notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 """
 
 

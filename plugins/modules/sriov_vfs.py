@@ -26,14 +26,8 @@ options:
     elements: dict
     default: []
     suboptions:
-      pci:
-        description: PCI address, with or without domain.
-        type: str
-        required: true
-      vfs:
-        description: How many VFs.
-        type: int
-        required: true
+      pci: {description: 'PCI address, with or without domain.', type: str, required: true}
+      vfs: {description: How many VFs., type: int, required: true}
       guids:
         description:
           - Whether VFs of an InfiniBand port that have no GUID get one, worked out from the port's and their number.
@@ -55,11 +49,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-changes:
-  description: What was changed, or would be in check mode.
-  returned: always
-  type: list
-  elements: dict
+changes: {description: 'What was changed, or would be in check mode.', returned: always, type: list, elements: dict}
 findings:
   description: Why the node did not reach the wanted state, with C(object), C(wanted), C(seen) and C(next_step).
   returned: always
@@ -75,11 +65,7 @@ not_verified:
   returned: success
   type: list
   elements: str
-notes:
-  description: What is worth knowing.
-  returned: success
-  type: list
-  elements: str
+notes: {description: What is worth knowing., returned: success, type: list, elements: str}
 """
 
 import os

@@ -32,25 +32,10 @@ options:
     type: str
     default: present
     choices: [present, measured, absent]
-  kubectl:
-    description: The command as a list of words.
-    type: list
-    elements: str
-    default: [k3s, kubectl]
-  namespace:
-    description: Namespace of the tests.
-    type: str
-    default: gpufabric-verification
-  objects:
-    description: For V(present), what to apply.
-    type: list
-    elements: dict
-    default: []
-  pods:
-    description: For V(present), the purpose of each pod.
-    type: list
-    elements: dict
-    default: []
+  kubectl: {description: The command as a list of words., type: list, elements: str, default: [k3s, kubectl]}
+  namespace: {description: Namespace of the tests., type: str, default: gpufabric-verification}
+  objects: {description: 'For V(present), what to apply.', type: list, elements: dict, default: []}
+  pods: {description: 'For V(present), the purpose of each pod.', type: list, elements: dict, default: []}
   traffic:
     description: Whether to send traffic from each node's pods to those of the next one.
     type: bool
@@ -60,30 +45,15 @@ options:
     type: list
     elements: list
     default: []
-  resolve:
-    description: Name of a Service that pods must resolve. Empty skips this.
-    type: str
-    default: ""
-  port:
-    description: First TCP port of the tests between pods.
-    type: int
-    default: 18700
-  seconds:
-    description: How long a bandwidth test runs.
-    type: int
-    default: 2
-  limit:
-    description: Seconds after which a test is aborted.
-    type: int
-    default: 30
+  resolve: {description: Name of a Service that pods must resolve. Empty skips this., type: str, default: ""}
+  port: {description: First TCP port of the tests between pods., type: int, default: 18700}
+  seconds: {description: How long a bandwidth test runs., type: int, default: 2}
+  limit: {description: Seconds after which a test is aborted., type: int, default: 30}
   removed_afterwards:
     description: Whether to delete the pods and their namespace again, whatever came of the tests.
     type: bool
     default: false
-  wait_seconds:
-    description: How long the pods may take to start, and to be removed.
-    type: int
-    default: 180
+  wait_seconds: {description: 'How long the pods may take to start, and to be removed.', type: int, default: 180}
   api_seconds:
     description: For how long an API server that gives no answer is asked again before it is named.
     type: int
@@ -112,26 +82,14 @@ claims:
   returned: O(state=present)
   type: list
   elements: dict
-answers:
-  description: Probe output of each running pod.
-  returned: O(state=present)
-  type: dict
-traffic:
-  description: C(tests) with their results, and what was C(left_out).
-  returned: O(state=present)
-  type: dict
-seconds:
-  description: How long the parts took.
-  returned: O(state=present)
-  type: dict
+answers: {description: Probe output of each running pod., returned: O(state=present), type: dict}
+traffic: {description: 'C(tests) with their results, and what was C(left_out).', returned: O(state=present), type: dict}
+seconds: {description: How long the parts took., returned: O(state=present), type: dict}
 removed:
   description: C(left) and C(unanswered), as with O(state=absent).
   returned: O(removed_afterwards=true)
   type: dict
-left:
-  description: kubectl's message about what could not be removed, or null.
-  returned: O(state=absent)
-  type: str
+left: {description: "kubectl's message about what could not be removed, or null.", returned: O(state=absent), type: str}
 results:
   description: For each end of each test of O(rounds) C(id), C(role), C(ok), C(error); for clients C(gbps) too. C(ok) is
     null where the answer did not come, and C(error) says why.

@@ -72,9 +72,9 @@ def read_raw(paths: list[str]) -> None:
 
 
 def timed(call) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     call()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def ask(commands) -> None:

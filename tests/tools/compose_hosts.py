@@ -214,7 +214,7 @@ class Node:
                 self.gpu(port["gpu"], below=downstream, **where, **kind["gpu"])
                 continue
             if "roce" in port:
-                self.dual_port(port["roce"], int(port["number"]), kind["mac"], below=downstream, **kind["hca"], **where)
+                self.roce_card(port["roce"], int(port["number"]), kind["mac"], below=downstream, **kind["hca"], **where)
                 continue
             number = self.counts["uverbs"]
             card = {
@@ -225,18 +225,14 @@ class Node:
             }
             self.infiniband(f"mlx5_{number}", port["hca"], netdev=port["netdev"], below=downstream, **card)
 
-    def dual_port(self, slot, number, mac, **options):
-        """A card with two functions of one RoCE port each, up and with an address."""
+    def roce_card(self, slot, number, mac, ports="2", name="mlx5_", **options):
+        """A card with functions of one RoCE port each, up and with an address."""
         mac = mac.format(number)
-        for port in range(2):
-            own = {
-                "mac": f"{mac[:-1]}{port}",
-                "netdev": f"rdma{2 * number + port}",
-                "port": f"p{port}",
-                "system_guid": mac,
-            }
-            cidr = f"192.168.{2 * number + port}.5/24"
-            self.roce(at=f"{slot}.{port}", hca=f"mlx5_{2 * number + port}", cidr=cidr, **own, **options)
+        for port in range(int(ports)):
+            index = int(ports) * number + port
+            own = {"mac": f"{mac[:-1]}{port}", "netdev": f"rdma{index}", "port": f"p{port}", "system_guid": mac}
+            cidr = f"192.168.{index}.5/24"
+            self.roce(at=f"{slot}.{port}", hca=f"{name}{index}", cidr=cidr, **own, **options)
 
     def data_direct(self, nic, at, root, up, port, numa):
         """A ConnectX-8's function for direct access, behind a switch of its own; the VPD of both has the same mark."""
@@ -249,15 +245,19 @@ class Node:
         for function in (nic, at):
             self.binary[f"{self.devices[function]}/vpd"] = base64.b64encode(content).decode()
 
-    def card(self, at, model, infiniband=False, driver="mlx5_core", cpus="0-31", **options):
-        """A function of a ConnectX card."""
-        known = {key: table()["cards"][model][key] for key in ("device", "subsystem", "speed", "width")}
-        kind = "0x020700" if infiniband else "0x020000"
-        return self.pci(at, "0x15b3", type=kind, driver=driver, cpus=cpus, **{**known, **options})
+    def card(self, at, model, infiniband=False, cpus="0-31", **options):
+        """A function of a card."""
+        row = table()["cards"][model]
+        known = {key: row[key] for key in ("device", "subsystem", "speed", "width")}
+        known |= {"vendor": row.get("vendor", "0x15b3"), "driver": row.get("driver", "mlx5_core"), "cpus": cpus}
+        return self.pci(at, type="0x020700" if infiniband else "0x020000", **{**known, **options})
 
-    def gpu(self, at, model, device, version="535.183.06", speed="32.0 GT/s PCIe", **where):
-        known = {"driver": "nvidia", "width": "16", "subsystem": "0x16c1"}
-        self.pci(at, "0x10de", device, "0x030200", speed=speed, **known, **where)
+    def gpu(self, at, model, device, version="535.183.06", speed="32.0 GT/s PCIe", vendor="0x10de", **where):
+        known = {"width": "16", "subsystem": "0x16c1", "speed": speed}
+        if vendor == "0x1002":
+            self.pci(at, vendor, device, "0x120000", driver="amdgpu", **known, **where)
+            return
+        self.pci(at, vendor, device, "0x030200", driver="nvidia", **known, **where)
         minor = self.counts["gpu"]
         facts = {"model": model, "irq": 300 + minor, "uuid": uuid(digest(f"{self.name} {at}")), "at": at}
         self.put(f"/proc/driver/nvidia/gpus/{at}", information=GPU.format(**facts, minor=minor, version=version))

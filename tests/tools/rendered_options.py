@@ -67,7 +67,6 @@ _REGISTERED = {
     "__driver_reboot_unanswered": False,
     "__k3s_handed": "",
     "__k3s_mine": _OF_NODE["k3s"],
-    "__matrix_node": {"variables": {"verification_pod_wait_seconds": 1}},
     "__matrix_planned": {"grace_seconds": 5, "wait_seconds": 5},
     "__reboot_gate": {"cluster": {"member": True}, "findings": [], "hostname": "node1"},
     "__networks_used_images": dict.fromkeys(GIVEN["__networks_used_images"], "image:1"),

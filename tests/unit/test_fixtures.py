@@ -176,6 +176,7 @@ FACTS = {
         "initramfs generator images/[*]/kernel": ("update-initramfs", ["6.1.0-56-amd64"]),
     },
     "card-without-mlx5-ib": {
+        "not_rails/[*] pci index code": [(f"0000:3b:00.{n}", n, "no-rdma") for n in (0, 1)],
         "hcas": [],
         "cards_without_rdma/[*] address model netdevs": [
             (f"0000:3b:00.{n}", "ConnectX-7", [f"enp59s0f{n}np{n}"]) for n in (0, 1)
@@ -214,6 +215,32 @@ FACTS = {
     "dgx-b200": {
         "rails/[*] hca distance": [(name, "PIX") for name in EIGHT],
         "not_rails/[*]/code": [*["no-gpu"] * 2, *["other-kind", "unused"] * 2, *["no-gpu"] * 2],
+        "cards_without_rdma": [],
+    },
+    "hgx-h200-bf3": {
+        "rails/[*] hca gpu": [
+            (f"mlx5_{number}", f"0000:{bus}:00.0")
+            for number, bus in zip((0, 3, 4, 5, 6, 9, 10, 11), ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
+        ],
+        "not_rails/[*] hca code": [
+            (f"mlx5_{number}", code) for number, code in zip((1, 2, 7, 8), ["other-kind", "unused"] * 2)
+        ],
+    },
+    "mi300x-thor2": {
+        "rails/[*] hca gpu distance": [
+            (f"bnxt_re{number}", f"0000:{bus}:00.0", "PIX")
+            for number, bus in enumerate(("05", "26", "46", "65", "85", "a6", "c6", "e5"))
+        ],
+        "not_rails/[*] hca code": [("mlx5_0", "management"), ("mlx5_1", "other-kind")],
+    },
+    "vf-lag": {
+        "rails": [],
+        "not_rails/[*] hca code": [
+            ("mlx5_bond_0", "no-gid"),
+            *[("mlx5_bond_0", "representor")] * 2,
+            *((f"mlx5_{number}", "virtual") for number in (2, 3)),
+        ],
+        "hcas/mlx5_bond_0/representors": ["enp59s0f0npf0vf0", "enp59s0f1npf1vf0"],
         "cards_without_rdma": [],
     },
     "gb300-nvl": {
@@ -351,6 +378,38 @@ def test_a_card_or_gpu_that_is_off_the_bus_changes_no_other_number(machine):
         functions = sorted((root / PCI).glob(f"{card}*"))
         with away(*map(os.path.realpath, functions), *functions):
             others_stay(before, rails_of(root), gone)
+
+
+# {module that makes RDMA devices: drivers of their functions}; without its own, a function loses its interface too.
+PROVIDERS = {"mlx5_ib": ["mlx5_core"], "mlx4_ib": ["mlx4_core"], "irdma": ["ice", "i40e"], "bnxt_re": ["bnxt_en"]}
+PROVIDERS |= {name: [name] for name in ("efa", "hfi1")}
+
+
+def with_users(root, module) -> set:
+    """A module and all that goes with it."""
+    users = {path.name for path in (root / "sys/module" / module / "holders").glob("*")}
+    return {module}.union(*(with_users(root, user) for user in users))
+
+
+def lost(root, modules: set):
+    """(HCAs, folders) that go with the modules."""
+    for link in sorted((root / "sys/class/infiniband").glob("*")):
+        parent = (link / "device").resolve()
+        function = next((place for place in (parent, *parent.parents) if (place / "vendor").exists()), parent)
+        driver = os.path.basename(os.path.realpath(function / "driver"))
+        providers = {name for name, drivers in PROVIDERS.items() if driver in drivers}
+        if modules & providers or (not providers and modules & {"rdma_rxe", "siw"}):
+            yield link.name, [link, *(parent / name for name in OF_A_DRIVER[1:4])]
+        if driver in modules:
+            yield link.name, [parent / "driver", parent / "net"]
+
+
+def test_a_module_that_is_unloaded_changes_no_other_number(machine):
+    root, before = machine
+    for module in sorted(path.name for path in (root / "sys/module").glob("*") if (path / "refcnt").exists()):
+        gone = list(lost(root, with_users(root, module)))
+        with away(*{place for _name, places in gone for place in places}):
+            others_stay(before, rails_of(root), {name for name, _places in gone})
 
 
 def test_a_nic_that_is_no_rail_changes_nothing(machine):

@@ -1,5 +1,11 @@
 """Verbs traffic from node1 to node2 over real soft-RoCE, without the collection's own modules."""
 
+import base64
+import io
+import json
+import pathlib
+import tarfile
+
 import pytest
 import testinfra
 
@@ -43,3 +49,71 @@ def test_ib_write_bw_from_node_to_node(nodes, rail):
     result = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["65536"]]
     assert len(result) == 1
     assert float(result[0][3]) > 0
+
+
+# What management uses, of the running kernel: each state is made on node2, looked at with the library, and taken back.
+
+LIBRARY = pathlib.Path(__file__).resolve().parents[3] / "plugins/module_utils/hca"
+USES = """
+import json, sys
+sys.path[:0] = ["/run/lab-library"]
+from hca import Tree
+from hca.management import uses
+from hca.seams import Seams
+tree = Tree("/")
+print(json.dumps(uses(tree, Seams.of(tree))))
+"""
+GATEWAY = "via 10.77.{0}.99 dev eth{1} onlink"
+ECMP = f"default metric 4242 nexthop {GATEWAY.format(1, 2)} nexthop {GATEWAY.format(2, 3)}"
+SESSION = "systemd-run --quiet --collect --unit=lab-session bash -c 'exec 3<>/dev/tcp/10.77.1.2/22; sleep 60'"
+VRF = [
+    "ip link add lab-vrf type vrf table 4242",
+    "ip link set lab-vrf up",
+    "ip link set dm7 master lab-vrf",
+    "ip route add default dev dm7 table 4242",
+]
+
+
+@pytest.fixture(scope="module")
+def used(nodes):
+    """used(): the interfaces of node2 that management uses."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.add(LIBRARY, "hca", filter=lambda entry: None if "__pycache__" in entry.name else entry)
+    text = base64.b64encode(packed.getvalue()).decode()
+    nodes[1].check_output(f"mkdir -p /run/lab-library && echo {text} | base64 -d | tar xz -C /run/lab-library")
+    return lambda: set(json.loads(nodes[1].check_output("python3 -c %s", USES)))
+
+
+@pytest.mark.parametrize(
+    ("on", "steps", "undo", "wanted"),
+    [
+        pytest.param(1, [f"ip route add {ECMP}"], ["ip route del default metric 4242"], {"eth2", "eth3"}, id="ECMP"),
+        pytest.param(1, VRF, ["ip link set dm7 nomaster", "ip link del lab-vrf"], {"dm7"}, id="VRF"),
+        pytest.param(0, [SESSION, "sleep 1"], ["systemctl stop lab-session"], {"eth2"}, id="SSH at the HCA's address"),
+    ],
+)
+def test_what_management_uses(nodes, used, on, steps, undo, wanted):
+    assert not wanted & used()
+    try:
+        for step in steps:
+            done = nodes[on].run(step)
+            if "type vrf" in step and done.rc:
+                pytest.skip(f"not verified: {done.stderr.strip()}")
+            assert done.rc == 0, done.stderr
+        assert wanted <= used()
+    finally:
+        for step in undo:
+            nodes[on].run(step)
+    assert not wanted & used()
+
+
+def test_switchdev_if_the_kernel_has_a_driver_that_offers_it(nodes):
+    if nodes[1].run("modprobe netdevsim").rc:
+        pytest.skip("not verified: this kernel has no netdevsim")
+    try:
+        nodes[1].check_output("echo 7 2 > /sys/bus/netdevsim/new_device")
+        nodes[1].check_output("devlink dev eswitch set netdevsim/netdevsim7 mode switchdev")
+        assert "switchdev" in nodes[1].check_output("devlink dev eswitch show netdevsim/netdevsim7")
+    finally:
+        nodes[1].run("echo 7 > /sys/bus/netdevsim/del_device; modprobe --remove netdevsim")

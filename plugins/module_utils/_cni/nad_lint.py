@@ -177,25 +177,21 @@ def _configs(network: dict, obj: str, findings: list[Finding]):
         yield host, _whole(config)
 
 
-def _form(network: dict, obj: str, config: dict) -> list[Finding]:
-    findings = []
+def _form(network: dict, obj: str, config: dict):
     name, version = config.get("name"), config.get("cniVersion")
     if not name:
         step = f'add "name": "{network["name"]}": Multus fills it in, other CNI tools do not, and leases depend on it'
-        findings.append(Finding(obj, "a name in the config", "none", step, "nad:name"))
+        yield Finding(obj, "a name in the config", "none", step, "nad:name")
     elif network["per_node"] and name != network["name"]:
         step = "use the same name in both: Multus finds the file by it"
-        findings.append(Finding(obj, f'"name": "{network["name"]}"', f'"name": "{name}"', step, "nad:name"))
+        yield Finding(obj, f'"name": "{network["name"]}"', f'"name": "{name}"', step, "nad:name")
     if version not in CNI_VERSIONS:
         step = 'set "cniVersion": "0.3.1", which matches the delegates of Flannel'
-        findings.append(
-            Finding(obj, f"one of {', '.join(CNI_VERSIONS)}", f"cniVersion {version!r}", step, "nad:cniVersion")
-        )
+        yield Finding(obj, f"one of {', '.join(CNI_VERSIONS)}", f"cniVersion {version!r}", step, "nad:cniVersion")
     if not all(isinstance(plugin.get("ipam") or {}, dict) for plugin in config[_CHAIN]):
-        findings.append(Finding(obj, "an object as ipam", "another value", 'write it as {"type": …}', "nad:ipam"))
+        yield Finding(obj, "an object as ipam", "another value", 'write it as {"type": …}', "nad:ipam")
     if not all(plugin.get("type") for plugin in config[_CHAIN]):
-        findings.append(Finding(obj, "the type of a CNI plugin", "none", "add one, such as macvlan", "nad:type"))
-    return findings
+        yield Finding(obj, "the type of a CNI plugin", "none", "add one, such as macvlan", "nad:type")
 
 
 def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[Finding]:
@@ -243,36 +239,31 @@ def type_and_master(network, host: str) -> tuple:
     return main.get("type"), master_of(main)
 
 
-def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
+def _master(obj: str, config: dict, nodes: list[dict], cluster: dict):
     kind = config.get("type")
     if kind not in (*_ON_MASTER, "host-device") or not nodes:
-        return []
-    findings = []
+        return
     by_host = {node["host"]: master_of(config, node) for node in nodes}
     if not any(by_host.values()):
         if kind in _ON_MASTER:
             step = "name the interface: without it the plugin uses the one with the default route"
-            findings.append(Finding(obj, "a master", "none", step, "nad:master-missing"))
-        return findings
+            yield Finding(obj, "a master", "none", step, "nad:master-missing")
+        return
     master = next(filter(None, by_host.values()))
     absent = [node["host"] for node in nodes if by_host[node["host"]] not in node["netdevs"]]
     if absent:
         others = sorted({name for node in nodes for name in node["netdevs"] if name != "lo"})
         step = f"name one that each node has (found: {core_text.listing(others)}), or attach by rail"
-        findings.append(
-            Finding(
-                obj, f"interface {master} on each node", f"none on {core_text.names(absent)}", step, "nad:master-absent"
-            )
-        )
+        wanted, seen = f"interface {master} on each node", f"none on {core_text.names(absent)}"
+        yield Finding(obj, wanted, seen, step, "nad:master-absent")
     for node in nodes:
         name = by_host[node["host"]]
         netdev = node["netdevs"].get(name)
         if netdev:
-            findings += _netdev(obj, config, node["host"], name, netdev, cluster)
-    return findings
+            yield from _netdev(obj, config, node["host"], name, netdev, cluster)
 
 
-def _tuned(obj: str, config: dict, nodes: list[dict]) -> list[Finding]:
+def _tuned(obj: str, config: dict, nodes: list[dict]):
     """An MTU that a later plugin of the chain sets is bound by the same interface."""
     later = [
         plugin.get("mtu")
@@ -280,13 +271,11 @@ def _tuned(obj: str, config: dict, nodes: list[dict]) -> list[Finding]:
         if plugin.get("type") == "tuning" and isinstance(plugin.get("mtu"), int)
     ]
     if not later or config.get("type") not in _ON_MASTER:
-        return []
-    findings = []
+        return
     for node in nodes:
         master = master_of(config, node)
         if master in node["netdevs"]:
-            findings += _mtu(obj, later[-1], node["host"], master, node["netdevs"][master])
-    return findings
+            yield from _mtu(obj, later[-1], node["host"], master, node["netdevs"][master])
 
 
 def _netns(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
@@ -421,8 +410,7 @@ def _overlap(network, other) -> bool:
     return network.version == other.version and network.overlaps(other)
 
 
-def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
-    findings = []
+def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict):
     ranges = ranges_of(config)
     for network in dict.fromkeys(item[0] for item in ranges):
         for what, key in (("pod", "pod_cidrs"), ("service", "service_cidrs")):
@@ -430,20 +418,18 @@ def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list
                 if _overlap(network, other):
                     step = "use another subnet: traffic to one of them would leave through the other's interface"
                     seen = f"{network} overlaps with the {what} network {other}"
-                    findings.append(Finding(obj, "a separate subnet", seen, step, f"nad:overlap-{what}"))
+                    yield Finding(obj, "a separate subnet", seen, step, f"nad:overlap-{what}")
         for node in nodes:
-            findings += _routes(obj, config, network, node)
+            yield from _routes(obj, config, network, node)
     if (config.get("ipam") or {}).get("type") == "nv-ipam":
-        return findings  # the pool's exclusions cover the addresses of hosts
+        return  # the pool's exclusions cover the addresses of hosts
     for network, first, last in ranges:
         for node in nodes:
-            findings += _held(obj, config, (network, first, last), node)
-    return findings
+            yield from _held(obj, config, (network, first, last), node)
 
 
-def _routes(obj: str, config: dict, network, node: dict) -> list[Finding]:
+def _routes(obj: str, config: dict, network, node: dict):
     """Routes of the host into the subnet through another interface than the attachment's own."""
-    findings = []
     for route in node["routes"]:
         destination = _networks([route["destination"]])
         if not destination or destination[0].prefixlen == 0 or not _overlap(network, destination[0]):
@@ -452,24 +438,21 @@ def _routes(obj: str, config: dict, network, node: dict) -> list[Finding]:
             continue
         seen = f"{network} overlaps with the route of {node['host']} to {destination[0]} through {route['netdev']}"
         step = f"use another subnet, or attach to {route['netdev']} if that is the fabric"
-        findings.append(Finding(obj, "a subnet that hosts do not route elsewhere", seen, step, "nad:overlap-route"))
-    return findings
+        yield Finding(obj, "a subnet that hosts do not route elsewhere", seen, step, "nad:overlap-route")
 
 
-def _held(obj: str, config: dict, span: tuple, node: dict) -> list[Finding]:
+def _held(obj: str, config: dict, span: tuple, node: dict):
     """Addresses of hosts on the same wire that the IPAM would assign again."""
     network, first, last = span
     netdev = node["netdevs"].get(master_of(config) or "")
     addresses = netdev["addresses"] if netdev and isinstance(netdev["addresses"], list) else []
-    findings = []
     for text in addresses:
         address = ipaddress.ip_interface(text).ip
         if address.version != network.version or not first <= int(address) <= last or _excluded(config, address):
             continue
         step = f"exclude {address}, or start the range after it"
         seen = f"{address} belongs to {node['host']} on {master_of(config)} and would be assigned to a pod"
-        findings.append(Finding(obj, "addresses that no host has", seen, step, "nad:host-address"))
-    return findings
+        yield Finding(obj, "addresses that no host has", seen, step, "nad:host-address")
 
 
 def _default_route(network: dict, obj: str, config: dict) -> list[Finding]:
@@ -493,20 +476,19 @@ def _is_default(destination) -> bool:
     return any(network.prefixlen <= 1 for network in _networks([destination] if isinstance(destination, str) else []))
 
 
-def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
+def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: dict):
     """Whether the pools of a network exist and suffice for the nodes."""
-    findings, known = [], network.get("pools")
+    known = network.get("pools")
     for kind, name in pool_keys(config) if known is not None else ():
         if (kind, name) not in known:
             what = "CIDRPool" if kind == "cidrpool" else "IPPool"
             there = core_text.listing(sorted(other for sort, other in known if sort == kind)) or "none"
             step = f"create it, or correct poolName: k3s kubectl -n kube-system get {what.lower()}s.nv-ipam.nvidia.com"
-            findings.append(Finding(obj, f"{what} {name}", f"no {name}; there are {there}", step, "nad:pool-missing"))
+            yield Finding(obj, f"{what} {name}", f"no {name}; there are {there}", step, "nad:pool-missing")
     numbers = {node["host"]: number for number, node in enumerate(nodes)}
     for pool, chosen in pools_of(config, known or {}):
         pods = cluster.get("pods_per_node") if pool.block else None
-        findings += address_pool.judge(obj, pool, {} if chosen else numbers, "nad", pods)
-    return findings
+        yield from address_pool.judge(obj, pool, {} if chosen else numbers, "nad", pods)
 
 
 def pools_of(config: dict, known: dict) -> list[tuple]:
@@ -627,9 +609,8 @@ def _same_book(config: dict, other: dict) -> bool:
     return mine.get("type") == theirs.get("type") == "whereabouts" and mine.get("range") == theirs.get("range")
 
 
-def _same_block(parsed: list) -> list[Finding]:
+def _same_block(parsed: list):
     """Two nodes whose files assign the same addresses of one network."""
-    findings = []
     by_name: dict[str, dict] = {}
     for network, obj, host, config in parsed:
         if not network["per_node"] or (config.get("ipam") or {}).get("type") != "host-local":
@@ -647,6 +628,5 @@ def _same_block(parsed: list) -> list[Finding]:
             if clash is not None:
                 seen = f"{other_host} and {host} both hand out {ipaddress.ip_address(clash)}"
                 step = "run the role networks: it numbers the blocks; or set networks_node_number for these hosts"
-                findings.append(Finding(obj, "a separate block for each node", seen, step, "nad:block-clash"))
+                yield Finding(obj, "a separate block for each node", seen, step, "nad:block-clash")
         by_name[obj][host] = ranges_of(config)
-    return findings

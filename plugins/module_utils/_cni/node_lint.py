@@ -130,7 +130,7 @@ def lint(state: dict, wanted: dict) -> list[Finding]:
     return [
         *_runtime(state, wanted),
         *_order(state, wanted, parsed),
-        *_contents(state, parsed),
+        *_contents(parsed),
         *_multus(state, wanted, parsed),
         *_programs(state, wanted, parsed),
         *_leftovers(state),
@@ -139,192 +139,111 @@ def lint(state: dict, wanted: dict) -> list[Finding]:
     ]
 
 
-def _runtime(state: dict, wanted: dict) -> list[Finding]:
+def _runtime(state: dict, wanted: dict):
     """K1, K2: runtime and plugins must use the same directories."""
-    found = []
     runtime, source = state["runtime"], state["runtime"]["source"]
     said = f"containerd ({source})" if source else "containerd (its defaults, no config.toml)"
+    step = "set flannel-backend: none (k3s then keeps the standard directories), or"
     if runtime["conf_dir"] != wanted["conf_dir"]:
-        found.append(
-            Finding(
-                said,
-                f"conf_dir {wanted['conf_dir']}, where Multus writes",
-                f"conf_dir {runtime['conf_dir']}",
-                "set flannel-backend: none (k3s then keeps the standard directories), or multus_conf_directory to it",
-                "conf-dir-differs",
-            )
-        )
+        wish, seen = f"conf_dir {wanted['conf_dir']}, where Multus writes", f"conf_dir {runtime['conf_dir']}"
+        yield Finding(said, wish, seen, f"{step} multus_conf_directory to it", "conf-dir-differs")
     if wanted["bin_dir"] not in runtime["bin_dirs"]:
-        found.append(
-            Finding(
-                said,
-                f"bin_dir {wanted['bin_dir']}, where the plugins are",
-                f"bin_dir {', '.join(runtime['bin_dirs'])}",
-                "set flannel-backend: none (k3s then keeps the standard directories), or cni_plugins_directory to it",
-                "bin-dir-differs",
-            )
-        )
+        wish, seen = f"bin_dir {wanted['bin_dir']}, where the plugins are", f"bin_dir {', '.join(runtime['bin_dirs'])}"
+        yield Finding(said, wish, seen, f"{step} cni_plugins_directory to it", "bin-dir-differs")
     for directory in sorted({wanted["bin_dir"], *runtime["bin_dirs"]}):
         if re.search(r"/data/(current|[0-9a-f]{64})/bin", directory):
-            found.append(
-                Finding(
-                    f"plugin directory {directory}",
-                    "a directory that survives a k3s upgrade",
-                    "one that belongs to a single release: the plugins are gone after the next upgrade",
-                    "use /opt/cni/bin with flannel-backend none, or /var/lib/rancher/k3s/data/cni",
-                    "bin-dir-of-one-release",
-                )
-            )
-    return found
+            obj, wish = f"plugin directory {directory}", "a directory that survives a k3s upgrade"
+            seen = "one that belongs to a single release: the plugins are gone after the next upgrade"
+            step = "use /opt/cni/bin with flannel-backend none, or /var/lib/rancher/k3s/data/cni"
+            yield Finding(obj, wish, seen, step, "bin-dir-of-one-release")
 
 
-def _order(state: dict, wanted: dict, parsed: list) -> list[Finding]:
+def _order(state: dict, wanted: dict, parsed: list):
     """M4, M7: which file the runtime uses, and which one while Multus' file is missing."""
-    found = []
     directory, limit = state["runtime"]["conf_dir"], state["runtime"]["max_conf_num"]
     if not parsed:
-        found.append(
-            Finding(
-                directory,
-                f"{MULTUS_CONF} of a running Multus" if wanted["multus"] else "a CNI configuration",
-                "no configuration: the node is NotReady and starts no pod",
-                "check that the Flannel pod runs, then the Multus pod, on this node (k3s kubectl get pods -A -o wide)",
-                "no-configuration",
-            )
-        )
-        return found
-    first = parsed[0][0]
+        wish = f"{MULTUS_CONF} of a running Multus" if wanted["multus"] else "a CNI configuration"
+        seen = "no configuration: the node is NotReady and starts no pod"
+        step = "check that the Flannel pod runs, then the Multus pod, on this node (k3s kubectl get pods -A -o wide)"
+        yield Finding(directory, wish, seen, step, "no-configuration")
+        return
     for conf, other, _why in parsed:
         if not wanted["multus"] or other is None or is_multus(other):
             continue
-        before = conf is first
-        found.append(
-            Finding(
-                conf["path"],
-                f"no configuration beside {MULTUS_CONF}",
-                f"network {other['name']} ({', '.join(types(other))})"
-                + (
-                    ", read first: pods get no further network"
-                    if before
-                    else f", used while {MULTUS_CONF} is missing (each boot): pods come up without net1"
-                ),
-                "remove what installed it (podman, CRI-O, another CNI), or set multus_foreign_allowed "
-                "to have it put aside",
-                "foreign-first" if before else "foreign-configuration",
-            )
+        seen = f"network {other['name']} ({', '.join(types(other))})"
+        step = (
+            "remove what installed it (podman, CRI-O, another CNI), or set multus_foreign_allowed to have it put aside"
         )
+        if conf is parsed[0][0]:
+            seen, identity = f"{seen}, read first: pods get no further network", "foreign-first"
+        else:
+            seen += f", used while {MULTUS_CONF} is missing (each boot): pods come up without net1"
+            identity = "foreign-configuration"
+        yield Finding(conf["path"], f"no configuration beside {MULTUS_CONF}", seen, step, identity)
     if isinstance(limit, int) and limit != 1 and len(parsed) > 1:
         used = len(parsed) if limit <= 0 else min(limit, len(parsed))
         if used > 1:
             names = ", ".join(posixpath.basename(conf["path"]) for conf, _one, _two in parsed[:used])
-            found.append(
-                Finding(
-                    f"containerd max_conf_num {limit}",
-                    "one configuration (max_conf_num 1)",
-                    f"{used} are loaded, each gives every pod an interface: {names}",
-                    "remove max_conf_num from the containerd configuration (config.toml.tmpl)",
-                    "several-configurations",
-                )
-            )
-    return found
+            obj, wish = f"containerd max_conf_num {limit}", "one configuration (max_conf_num 1)"
+            seen = f"{used} are loaded, each gives every pod an interface: {names}"
+            step = "remove max_conf_num from the containerd configuration (config.toml.tmpl)"
+            yield Finding(obj, wish, seen, step, "several-configurations")
 
 
-def _contents(state: dict, parsed: list) -> list[Finding]:
+def _contents(parsed: list):
     """M5: a file that exists but is unusable."""
-    found = []
-    for position, (conf, configuration, why) in enumerate(parsed):
+    for conf, configuration, why in parsed:
         if configuration:
             continue
-        empty = not (conf["content"] or "").strip() and conf["content"] is not None
-        multus = posixpath.basename(conf["path"]) == MULTUS_CONF
-        found.append(
-            Finding(
-                conf["path"],
-                "a whole CNI configuration",
-                f"{why}; "
-                + (
-                    "the runtime reports cni plugin not initialized and reads no further"
-                    if position == 0
-                    else f"it is not read while {parsed[0][0]['path']} exists"
-                ),
-                "systemctl restart gpufabric-rdma-multus.service makes Multus write it again"
-                if multus
-                else "make its owner write it again, or remove it",
-                "conf-empty" if empty else "conf-invalid",
-            )
-        )
-    return found
+        empty = conf["content"] is not None and not conf["content"].strip()
+        first, step = parsed[0][0], "make its owner write it again, or remove it"
+        read = f"it is not read while {first['path']} exists"
+        if conf is first:
+            read = "the runtime reports cni plugin not initialized and reads no further"
+        if posixpath.basename(conf["path"]) == MULTUS_CONF:
+            step = "systemctl restart gpufabric-rdma-multus.service makes Multus write it again"
+        identity = "conf-empty" if empty else "conf-invalid"
+        yield Finding(conf["path"], "a whole CNI configuration", f"{why}; {read}", step, identity)
 
 
-def _multus(state: dict, wanted: dict, parsed: list) -> list[Finding]:
+def _multus(state: dict, wanted: dict, parsed: list):
     """M3, M7, M10, M11."""
-    found = []
     for conf, configuration, _why in parsed:
         if not is_multus(configuration):
             continue
-        plugin = configuration["plugins"][0]
-        if plugin["type"] == SHIM and state["socket"] in ("refuses", "absent"):
-            found.append(
-                Finding(
-                    conf["path"],
-                    "a Multus that responds on /run/multus/multus.sock",
-                    f"{'no socket' if state['socket'] == 'absent' else 'nothing is listening'}: every new pod fails",
-                    "see the Multus pod of this node; gpufabric-rdma-multus.service removes the file meanwhile",
-                    "multus-not-running",
-                )
-            )
-        found += _cluster_network(state, wanted, conf, configuration)
-    return found
+        if configuration["plugins"][0]["type"] == SHIM and state["socket"] in ("refuses", "absent"):
+            wish = "a Multus that responds on /run/multus/multus.sock"
+            seen = f"{'no socket' if state['socket'] == 'absent' else 'nothing is listening'}: every new pod fails"
+            step = "see the Multus pod of this node; gpufabric-rdma-multus.service removes the file meanwhile"
+            yield Finding(conf["path"], wish, seen, step, "multus-not-running")
+        yield from _cluster_network(state, wanted, conf, configuration)
 
 
-def _cluster_network(state: dict, wanted: dict, conf: dict, configuration: dict) -> list[Finding]:
+def _cluster_network(state: dict, wanted: dict, conf: dict, configuration: dict):
     path = cluster_network(configuration)
     plugin = configuration["plugins"][0]
-    if path is None and not plugin.get("delegates"):
-        return [
-            Finding(
-                conf["path"],
-                f"clusterNetwork {HOST_PREFIX}{wanted['primary']}",
-                "neither clusterNetwork nor delegates",
-                "delete the Multus pod of this node, it writes the file again",
-                "no-cluster-network",
-            )
-        ]
     if path is None:
-        return []
+        if not plugin.get("delegates"):
+            wish, seen = f"clusterNetwork {HOST_PREFIX}{wanted['primary']}", "neither clusterNetwork nor delegates"
+            step = "delete the Multus pod of this node, it writes the file again"
+            yield Finding(conf["path"], wish, seen, step, "no-cluster-network")
+        return
     if path != wanted["primary"]:
-        return [
-            Finding(
-                conf["path"],
-                f"clusterNetwork {wanted['primary']}",
-                f"clusterNetwork {path}: Multus used the first file in its directory",
-                "set multusMasterCNI and multusAutoconfigDir in the ConfigMap multus-daemon-config; "
-                f"{_RUN_ROLE} does, then restart the Multus pod",
-                "foreign-cluster-network",
-            )
-        ]
+        seen = f"clusterNetwork {path}: Multus used the first file in its directory"
+        step = "set multusMasterCNI and multusAutoconfigDir in the ConfigMap multus-daemon-config; "
+        step += f"{_RUN_ROLE} does, then restart the Multus pod"
+        yield Finding(conf["path"], f"clusterNetwork {wanted['primary']}", seen, step, "foreign-cluster-network")
+        return
     if not state["existing"].get(path):
-        return [
-            Finding(
-                path,
-                "the pod network's configuration that Multus names",
-                "no such file: every new pod fails",
-                _RUN_ROLE,
-                "cluster-network-missing",
-            )
-        ]
+        wish, seen = "the pod network's configuration that Multus names", "no such file: every new pod fails"
+        yield Finding(path, wish, seen, _RUN_ROLE, "cluster-network-missing")
+        return
     primary = next((parse(item)[0] for item in state["primary"] or () if item["path"] == path), None)
     if primary and _version(plugin.get("cniVersion")) >= (0, 4, 0) > _version(primary.get("cniVersion")):
-        return [
-            Finding(
-                conf["path"],
-                f"cniVersion below 0.4.0, as {path} has {primary.get('cniVersion')}",
-                f"cniVersion {plugin.get('cniVersion')}: Multus refuses the pair",
-                "set cniVersion 0.3.1 in the ConfigMap multus-daemon-config",
-                "cni-version-differs",
-            )
-        ]
-    return []
+        wish = f"cniVersion below 0.4.0, as {path} has {primary.get('cniVersion')}"
+        seen = f"cniVersion {plugin.get('cniVersion')}: Multus refuses the pair"
+        step = "set cniVersion 0.3.1 in the ConfigMap multus-daemon-config"
+        yield Finding(conf["path"], wish, seen, step, "cni-version-differs")
 
 
 def _version(text) -> tuple[int, ...]:
@@ -349,63 +268,30 @@ def _programs(state: dict, wanted: dict, parsed: list) -> list[Finding]:
     return [item for name, by in sorted(used.items()) for item in _program(name, by, state, wanted)]
 
 
-def _program(name: str, by: str, state: dict, wanted: dict) -> list[Finding]:
+def _program(name: str, by: str, state: dict, wanted: dict):
+    """What is wrong with a program: one finding, or none."""
     place = ", ".join(state["runtime"]["bin_dirs"])
     program = state["programs"].get(name)
     if program is None:
-        return [
-            Finding(
-                f"plugin {name}",
-                f"a program in {place}, used by {by}",
-                f'none: pods stay in ContainerCreating (failed to find plugin "{name}" in path [{place}])',
-                _placing(name, wanted),
-                "plugin-missing",
-            )
-        ]
-    replace = _replacing(name, wanted)
+        seen = f'none: pods stay in ContainerCreating (failed to find plugin "{name}" in path [{place}])'
+        wish = f"a program in {place}, used by {by}"
+        yield Finding(f"plugin {name}", wish, seen, _placing(name, wanted), "plugin-missing")
+        return
+    path, elf, machine, replace = program["path"], program["elf"], state["machine"], _replacing(name, wanted)
+    wish = f"a program for {machine}"
     if not int(program["mode"], 8) & 0o111:
-        return [
-            Finding(
-                program["path"],
-                "mode 0755",
-                f"mode {program['mode']}",
-                f"chmod 0755, or {replace}",
-                "plugin-not-executable",
-            )
-        ]
-    if program["script"]:
-        return []
-    if program["elf"] is None:
-        return [
-            Finding(
-                program["path"],
-                f"a program for {state['machine']}",
-                f"{program['size']} bytes that are not a program",
-                replace,
-                "plugin-no-program",
-            )
-        ]
-    if state["machine"] and program["elf"]["machine"] != state["machine"]:
-        return [
-            Finding(
-                program["path"],
-                f"a program for {state['machine']}",
-                f"one for {program['elf']['machine']}: pods fail with exec format error",
-                replace,
-                "plugin-wrong-machine",
-            )
-        ]
-    if program["size"] < program["elf"]["size"]:
-        return [
-            Finding(
-                program["path"],
-                f"{program['elf']['size']} bytes or more",
-                f"{program['size']} bytes: half-written",
-                replace,
-                "plugin-cut-short",
-            )
-        ]
-    return []
+        seen, step = f"mode {program['mode']}", f"chmod 0755, or {replace}"
+        yield Finding(path, "mode 0755", seen, step, "plugin-not-executable")
+    elif program["script"]:
+        return
+    elif elf is None:
+        yield Finding(path, wish, f"{program['size']} bytes that are not a program", replace, "plugin-no-program")
+    elif machine and elf["machine"] != machine:
+        seen = f"one for {elf['machine']}: pods fail with exec format error"
+        yield Finding(path, wish, seen, replace, "plugin-wrong-machine")
+    elif program["size"] < elf["size"]:
+        wish, seen = f"{elf['size']} bytes or more", f"{program['size']} bytes: half-written"
+        yield Finding(path, wish, seen, replace, "plugin-cut-short")
 
 
 def _placing(name: str, wanted: dict) -> str:
@@ -428,57 +314,32 @@ def _replacing(name: str, wanted: dict) -> str:
     return "delete the pod that installs it on this node, or install it again"
 
 
-def _leftovers(state: dict) -> list[Finding]:
+def _leftovers(state: dict):
     directory = state["runtime"]["conf_dir"]
     paths = [f"{directory}/{name}" for name in state["others"] if LEFTOVER.search(name)] + state["leftovers"]
-    return [
-        Finding(
-            path,
-            "no half-written file",
-            "one left by an interrupted write; the runtime does not read it",
-            "remove it",
-            "leftover",
-        )
-        for path in sorted(paths)
-    ]
+    seen = "one left by an interrupted write; the runtime does not read it"
+    return [Finding(path, "no half-written file", seen, "remove it", "leftover") for path in sorted(paths)]
 
 
-def _kernel(state: dict) -> list[Finding]:
+def _kernel(state: dict):
     """K7: Flannel exits without br_netfilter; pods reach no Service without the two sysctls."""
-    found = []
+    step = f"{_RUN_ROLE} (role flannel sets it now and at boot)"
     for key in SYSCTLS:
         value = state["sysctls"].get(key)
-        if value == "1":
-            continue
-        missing = value is None and "bridge" in key
-        found.append(
-            Finding(
-                f"sysctl {key}",
-                "1",
-                "missing: br_netfilter is not loaded, Flannel exits with Failed to check br_netfilter"
-                if missing
-                else str(value),
-                f"{_RUN_ROLE} (role flannel sets it now and at boot)",
-                "no-br-netfilter" if missing else "sysctl-off",
-            )
-        )
-    return found
+        if value is None and "bridge" in key:
+            seen = "missing: br_netfilter is not loaded, Flannel exits with Failed to check br_netfilter"
+            yield Finding(f"sysctl {key}", "1", seen, step, "no-br-netfilter")
+        elif value != "1":
+            yield Finding(f"sysctl {key}", "1", str(value), step, "sysctl-off")
 
 
-def _ports(state: dict, wanted: dict) -> list[Finding]:
+def _ports(state: dict, wanted: dict):
     """K9: Flannel's health port is on the node's own network."""
     port = wanted["health_port"]
-    if not port or port not in state["ports"] or state["flannel"]:
-        return []
-    return [
-        Finding(
-            f"TCP port {port}",
-            "a free port for Flannel's health endpoint (flannel_health_port)",
-            "another program listens on it",
-            "set flannel_health_port to a free one, or to 0",
-            "health-port-taken",
-        )
-    ]
+    if port and port in state["ports"] and not state["flannel"]:
+        wish, seen = "a free port for Flannel's health endpoint (flannel_health_port)", "another program listens on it"
+        step = "set flannel_health_port to a free one, or to 0"
+        yield Finding(f"TCP port {port}", wish, seen, step, "health-port-taken")
 
 
 # --- the DaemonSets ---------------------------------------------------------------------------------------------------
@@ -486,78 +347,48 @@ def _ports(state: dict, wanted: dict) -> list[Finding]:
 
 def lint_objects(objects: list[dict], bin_dir: str = "/opt/cni/bin") -> list[Finding]:
     """Findings in the objects that run Flannel and Multus, ours or foreign."""
-    found = []
+    found: list[Finding] = []
     for item in objects:
         if item.get("kind") == "DaemonSet":
-            for kind, container in _containers(item):
-                found += _daemon(item, kind, container, bin_dir)
+            spec = item["spec"]["template"]["spec"]
+            for kind in ("initContainers", "containers"):
+                for container in spec.get(kind) or ():
+                    found += _daemon(item, kind, container, bin_dir)
         elif item.get("kind") == "ConfigMap":
             found += _daemon_config(item)
     return found
 
 
-def _containers(item: dict):
-    spec = item["spec"]["template"]["spec"]
-    for kind in ("initContainers", "containers"):
-        for container in spec.get(kind) or ():
-            yield kind, container
-
-
-def _daemon(item: dict, kind: str, container: dict, bin_dir: str) -> list[Finding]:
+def _daemon(item: dict, kind: str, container: dict, bin_dir: str):
     image = str(container.get("image", ""))
     command = " ".join([*container.get("command", []), *container.get("args", [])])
     name = f"DaemonSet {item['metadata'].get('namespace', 'default')}/{item['metadata']['name']} {container['name']}"
     if not any(word in f"{image} {command}" for word in ("multus", "flannel")):
-        return []
-    found = []
+        return
     tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
     if "@sha256:" not in image and (not tag or re.match(r"(latest|snapshot|master|main|stable)\b", tag)):
-        found.append(
-            Finding(
-                name,
-                "an image of one release",
-                f"{image}: it may change at any time and need other RBAC rules",
-                "pin a release (multus_image, flannel_image)",
-                "image-not-pinned",
-            )
-        )
+        seen = f"{image}: it may change at any time and need other RBAC rules"
+        step = "pin a release (multus_image, flannel_image)"
+        yield Finding(name, "an image of one release", seen, step, "image-not-pinned")
     if "multus" not in image + command:
-        return found
+        return
     memory = ((container.get("resources") or {}).get("limits") or {}).get("memory")
     if memory and _bytes(memory) < 512 << 20:
-        found.append(
-            Finding(
-                name,
-                "no memory limit, or 512Mi and more",
-                f"{memory}: it is killed when many pods start at once, typically after a reboot",
-                "remove the limit; the plugins it starts count too",
-                "multus-memory-limit",
-            )
-        )
+        seen = f"{memory}: it is killed when many pods start at once, typically after a reboot"
+        step = "remove the limit; the plugins it starts count too"
+        yield Finding(name, "no memory limit, or 512Mi and more", seen, step, "multus-memory-limit")
     if kind == "initContainers" and _overwrites(command):
-        found.append(
-            Finding(
-                name,
-                "the shim written to a temporary name and renamed",
-                f"{command}: Text file busy while a pod starts, and an incomplete program meanwhile",
-                "copy to another name in the same directory and mv it, or use install_multus",
-                "shim-overwritten",
-            )
-        )
+        wish = "the shim written to a temporary name and renamed"
+        seen = f"{command}: Text file busy while a pod starts, and an incomplete program meanwhile"
+        step = "copy to another name in the same directory and mv it, or use install_multus"
+        yield Finding(name, wish, seen, step, "shim-overwritten")
     volumes = {volume["name"]: volume for volume in item["spec"]["template"]["spec"].get("volumes") or ()}
     for mount in container.get("volumeMounts") or () if kind == "containers" else ():
         path = ((volumes.get(mount["name"]) or {}).get("hostPath") or {}).get("path", "").rstrip("/")
         if path == bin_dir and mount["mountPath"].rstrip("/") != path:
-            found.append(
-                Finding(
-                    name,
-                    f"{path} of the node at the same path in the pod",
-                    f"at {mount['mountPath']}: the daemon does not find the plugins",
-                    "mount it at the same path",
-                    "bin-dir-mounted-elsewhere",
-                )
-            )
-    return found
+            wish = f"{path} of the node at the same path in the pod"
+            seen = f"at {mount['mountPath']}: the daemon does not find the plugins"
+            yield Finding(name, wish, seen, "mount it at the same path", "bin-dir-mounted-elsewhere")
 
 
 def _overwrites(command: str) -> bool:
@@ -566,52 +397,30 @@ def _overwrites(command: str) -> bool:
 
 
 def _bytes(quantity) -> int:
-    matched = re.fullmatch(r"(\d+)(Ki|Mi|Gi|Ti|k|M|G|T)?", str(quantity))
-    units = {
-        None: 1,
-        "Ki": 2**10,
-        "Mi": 2**20,
-        "Gi": 2**30,
-        "Ti": 2**40,
-        "k": 10**3,
-        "M": 10**6,
-        "G": 10**9,
-        "T": 10**12,
-    }
-    return int(matched[1]) * units[matched[2]] if matched else 0
+    matched = re.fullmatch(r"(\d+)(?:([kMGT])|([KMGT])i)?", str(quantity))
+    if not matched:
+        return 0
+    number, decimal, binary = matched.groups()
+    return int(number) * (1000 ** "_kMGT".index(decimal or "_")) * (1024 ** "_KMGT".index(binary or "_"))
 
 
-def _daemon_config(item: dict) -> list[Finding]:
+def _daemon_config(item: dict):
     """M4, M6, M7: how Multus finds the pod network's configuration."""
     text = (item.get("data") or {}).get("daemon-config.json")
     if text is None:
-        return []
+        return
     name = f"ConfigMap {item['metadata'].get('namespace', 'default')}/{item['metadata']['name']}"
     try:
         config = json.loads(text)
     except ValueError as error:
-        return [Finding(name, "a JSON object", f"{error}", _RUN_ROLE, "daemon-config-invalid")]
-    found = []
+        yield Finding(name, "a JSON object", f"{error}", _RUN_ROLE, "daemon-config-invalid")
+        return
     if config.get("multusConfigFile") == "auto" and not config.get("multusMasterCNI"):
-        found.append(
-            Finding(
-                name,
-                "multusMasterCNI, the pod network's configuration",
-                f"none: Multus uses the first file in {config.get('multusAutoconfigDir')}, and exits when none "
-                "appears within 120 s",
-                f"set it to {PRIMARY_NAME}",
-                "multus-picks-first",
-            )
-        )
+        seen = f"none: Multus uses the first file in {config.get('multusAutoconfigDir')}, and exits when none appears "
+        wish, step = "multusMasterCNI, the pod network's configuration", f"set it to {PRIMARY_NAME}"
+        yield Finding(name, wish, f"{seen}within 120 s", step, "multus-picks-first")
     if config.get("multusAutoconfigDir") == config.get("cniConfigDir"):
-        found.append(
-            Finding(
-                name,
-                "the pod network's configuration where only Multus reads it",
-                f"in {config.get('cniConfigDir')}, where the runtime reads it as well: while Multus is down, pods "
-                "start without net1",
-                f"set multusAutoconfigDir to {HOST_PREFIX}{PRIMARY_DIRECTORY} and put Flannel's configuration there",
-                "pod-network-usable-alone",
-            )
-        )
-    return found
+        wish = "the pod network's configuration where only Multus reads it"
+        seen = f"in {config.get('cniConfigDir')}, where the runtime reads it as well: while Multus is down, pods start "
+        step = f"set multusAutoconfigDir to {HOST_PREFIX}{PRIMARY_DIRECTORY} and put Flannel's configuration there"
+        yield Finding(name, wish, f"{seen}without net1", step, "pod-network-usable-alone")

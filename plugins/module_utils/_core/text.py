@@ -100,6 +100,11 @@ def names(hosts, most: int = 6) -> str:
     return f"{', '.join(hosts[: most - 1])} and {len(hosts) - most + 1} more"
 
 
+def of_nodes(hosts) -> str:
+    """What heads a row that is true of these hosts: the name of one, the number and names of several."""
+    return hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes ({names(hosts)})"
+
+
 def table(header, rows) -> str:
     """Columns as wide as their widest cell; the last one is not padded."""
     rows = [[in_a_line(cell) for cell in row] for row in rows]

@@ -12,10 +12,7 @@ from ..hca.tree import Tree
 
 _EFI = "/sys/firmware/efi"
 _SECURE_BOOT = f"{_EFI}/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-_MOK_LISTS = (
-    f"{_EFI}/mok-variables/MokListRT",
-    f"{_EFI}/efivars/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23",
-)
+_MOK_LISTS = (f"{_EFI}/mok-variables/MokListRT", f"{_EFI}/efivars/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23")
 # Ubuntu signs with shim's key, all others with DKMS's own.
 _DKMS_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 

@@ -28,6 +28,10 @@ class Reason(NamedTuple):
     closes: tuple[str, ...]
     consent: Optional[str] = None
 
+    @classmethod
+    def of(cls, obj: str, wanted: str, seen: str, step: str, code: str, *rest: Any) -> Reason:
+        return cls(Finding(obj, wanted, seen, step, code), *rest)
+
 
 class Decision(NamedTuple):
     verdict: str
@@ -156,10 +160,12 @@ def _reasons(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
     yield from _users(risk, wanted)
     yield from _lost_by_reload(risk)
     if wanted.get("reload_allowed") is False:
-        yield Reason(
-            Finding(
-                "driver_reload_allowed", "true for a reload", "false", "set it to true, or reboot", "reload-denied"
-            ),
+        yield Reason.of(
+            "driver_reload_allowed",
+            "true for a reload",
+            "false",
+            "set it to true, or reboot",
+            "reload-denied",
             (RELOAD,),
         )
 
@@ -167,41 +173,35 @@ def _reasons(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
 def _ownership(facts: dict, risk: dict) -> Iterator[Reason]:
     container = facts["node"]["container"]
     if container:
-        yield Reason(
-            Finding(
-                "kernel",
-                "a machine with its own kernel",
-                f"a {container} container, which shares its host's kernel",
-                "run this on the container's host",
-                "container",
-            ),
+        yield Reason.of(
+            "kernel",
+            "a machine with its own kernel",
+            f"a {container} container, which shares its host's kernel",
+            "run this on the container's host",
+            "container",
             EVERYTHING,
         )
     for operator in risk["operators"]:
         if operator["pods"] or operator["traces"]:
             evidence = operator["pods"] or operator["traces"]
             left = f"; it left {_listing(operator['blacklists'])}" if operator["blacklists"] else ""
-            yield Reason(
-                Finding(
-                    f"driver owned by the {operator['owner']}",
-                    "one owner of the driver: this role",
-                    f"{_listing(evidence)}{left}",
-                    f"choose one owner: remove {operator['policy']} and run again, or keep it and set "
-                    "driver_flavor: verify here",
-                    "cluster-operator",
-                ),
+            yield Reason.of(
+                f"driver owned by the {operator['owner']}",
+                "one owner of the driver: this role",
+                f"{_listing(evidence)}{left}",
+                f"choose one owner: remove {operator['policy']} and run again, or keep it and set "
+                "driver_flavor: verify here",
+                "cluster-operator",
                 EVERYTHING,
             )
         elif operator["blacklists"]:
             path = operator["blacklists"][0]
-            yield Reason(
-                Finding(
-                    path,
-                    "no file that keeps the driver from loading",
-                    f"left behind by the {operator['owner']}, whose driver container is gone",
-                    f"remove {path}, or restore the container: otherwise the HCAs come up without a driver",
-                    "operator-blacklist",
-                ),
+            yield Reason.of(
+                path,
+                "no file that keeps the driver from loading",
+                f"left behind by the {operator['owner']}, whose driver container is gone",
+                f"remove {path}, or restore the container: otherwise the HCAs come up without a driver",
+                "operator-blacklist",
                 EVERYTHING,
             )
 
@@ -212,41 +212,35 @@ def _bootable(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
     for name in ("mlx5_core", "mlx5_ib", "ib_core"):
         for block in (facts["modules"].get(name) or {}).get("blocked_by", []):
             if block["path"] not in left_behind:
-                yield Reason(
-                    Finding(
-                        f"module {name}",
-                        "loadable",
-                        f"{block['path']}:{block['line']} says '{block['text']}'",
-                        "remove that line: the module would not load after a reload or reboot",
-                        "blocked",
-                    ),
+                yield Reason.of(
+                    f"module {name}",
+                    "loadable",
+                    f"{block['path']}:{block['line']} says '{block['text']}'",
+                    "remove that line: the module would not load after a reload or reboot",
+                    "blocked",
                     ACTIVATION,
                 )
     secure = risk["secure_boot"]
     if secure["signatures_required"] and wanted.get("signed") is not True and not secure["dkms_key_enrolled"]:
         key = secure["dkms_key"]
-        yield Reason(
-            Finding(
-                "Secure Boot",
-                "modules signed with a key that the firmware trusts",
-                f"{_lock(secure)}; {f'the DKMS key {key} is not enrolled' if key else 'DKMS has no signing key here'}",
-                f"enrol the key (mokutil --import {key or '/var/lib/dkms/mok.pub'}, then confirm on the console at the "
-                "next boot), choose signed modules (driver_flavor: ubuntu_archive or inbox), or disable Secure Boot",
-                "secure-boot",
-            ),
+        yield Reason.of(
+            "Secure Boot",
+            "modules signed with a key that the firmware trusts",
+            f"{_lock(secure)}; {f'the DKMS key {key} is not enrolled' if key else 'DKMS has no signing key here'}",
+            f"enrol the key (mokutil --import {key or '/var/lib/dkms/mok.pub'}, then confirm on the console at the "
+            "next boot), choose signed modules (driver_flavor: ubuntu_archive or inbox), or disable Secure Boot",
+            "secure-boot",
             EVERYTHING,
         )
     kernel = risk.get("next_kernel")
     if kernel and kernel["has_stack"] is False:
-        yield Reason(
-            Finding(
-                f"kernel {kernel['release']}",
-                "the driver built for the kernel of the next boot",
-                f"none: {kernel['release']} would come up with the inbox driver",
-                f"install its headers and build (dkms autoinstall -k {kernel['release']}), or make "
-                f"{facts['node']['kernel']} the default boot kernel",
-                "next-kernel",
-            ),
+        yield Reason.of(
+            f"kernel {kernel['release']}",
+            "the driver built for the kernel of the next boot",
+            f"none: {kernel['release']} would come up with the inbox driver",
+            f"install its headers and build (dkms autoinstall -k {kernel['release']}), or make "
+            f"{facts['node']['kernel']} the default boot kernel",
+            "next-kernel",
             (REBOOT,),
         )
 
@@ -263,15 +257,13 @@ def _names(risk: dict, wanted: dict) -> Iterator[Reason]:
         return
     for interface in risk["named"]:
         places = [f"{place['path']}:{place['line']}" for place in interface["places"]]
-        yield Reason(
-            Finding(
-                f"interface {interface['netdev']}",
-                "an interface that carries management configured by its MAC: another driver may show other port names",
-                f"{_listing(places)} {'has' if len(places) == 1 else 'have'} the name {interface['netdev']}",
-                f"match {interface['mac']} there, or tie the name to it with a .link file, or set "
-                "driver_rename_allowed: true where the node can be reached in another way",
-                "name-change",
-            ),
+        yield Reason.of(
+            f"interface {interface['netdev']}",
+            "an interface that carries management configured by its MAC: another driver may show other port names",
+            f"{_listing(places)} {'has' if len(places) == 1 else 'have'} the name {interface['netdev']}",
+            f"match {interface['mac']} there, or tie the name to it with a .link file, or set "
+            "driver_rename_allowed: true where the node can be reached in another way",
+            "name-change",
             EVERYTHING,
             None if wanted.get("rename_allowed") is False else "driver_rename_allowed",
         )
@@ -282,16 +274,14 @@ def _workloads(risk: dict, wanted: dict) -> Iterator[Reason]:
         return
     names = [f"{pod['namespace']}/{pod['name']}" for pod in risk["pods"]]
     denied = wanted.get("drain_allowed") is False
-    yield Reason(
-        Finding(
-            f"{len(names)} running {'pod' if len(names) == 1 else 'pods'}",
-            "a drained node",
-            _listing(names),
-            "drain the node yourself and run again"
-            if denied
-            else "set driver_drain_allowed: true (cordon and drain before, uncordon after), or drain the node yourself",
-            "pods",
-        ),
+    yield Reason.of(
+        f"{len(names)} running {'pod' if len(names) == 1 else 'pods'}",
+        "a drained node",
+        _listing(names),
+        "drain the node yourself and run again"
+        if denied
+        else "set driver_drain_allowed: true (cordon and drain before, uncordon after), or drain the node yourself",
+        "pods",
         ACTIVATION,
         None if denied else "driver_drain_allowed",
     )
@@ -300,25 +290,21 @@ def _workloads(risk: dict, wanted: dict) -> Iterator[Reason]:
 def _reachability(risk: dict) -> Iterator[Reason]:
     for way in risk["management"]:
         over = way["netdev"] if way["via"] == way["netdev"] else f"{way['via']}, which is on top of {way['netdev']}"
-        yield Reason(
-            Finding(
-                f"interface {way['netdev']}",
-                "management access that does not use an HCA",
-                f"{way['why']} uses {over}",
-                "reboot instead: a reload removes the interface and with it the connection needed to restore it",
-                "management-path",
-            ),
+        yield Reason.of(
+            f"interface {way['netdev']}",
+            "management access that does not use an HCA",
+            f"{way['why']} uses {over}",
+            "reboot instead: a reload removes the interface and with it the connection needed to restore it",
+            "management-path",
             (RELOAD,),
         )
     for entry in risk["storage"]:
-        yield Reason(
-            Finding(
-                f"{entry['mount']} on {entry['device']}",
-                "storage that does not use the stack",
-                entry["why"],
-                "reboot instead" if entry["mount"] in ("/", "swap") else f"unmount {entry['mount']}, or reboot instead",
-                "storage",
-            ),
+        yield Reason.of(
+            f"{entry['mount']} on {entry['device']}",
+            "storage that does not use the stack",
+            entry["why"],
+            "reboot instead" if entry["mount"] in ("/", "swap") else f"unmount {entry['mount']}, or reboot instead",
+            "storage",
             (RELOAD,),
         )
 
@@ -329,14 +315,12 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
     processes = [process for process in risk["processes"] if not (drained and process["pod"])]
     for process in processes:
         unit = f" of {process['unit']}" if process["unit"] else ""
-        yield Reason(
-            Finding(
-                f"process {process['pid']} ({process['command']})",
-                "no user of the RDMA devices",
-                f"{process['command']}{unit} has {_listing(process['devices'])} open",
-                f"stop {process['unit'] or 'it'} and run again, or reboot instead",
-                "process",
-            ),
+        yield Reason.of(
+            f"process {process['pid']} ({process['command']})",
+            "no user of the RDMA devices",
+            f"{process['command']}{unit} has {_listing(process['devices'])} open",
+            f"stop {process['unit'] or 'it'} and run again, or reboot instead",
+            "process",
             (RELOAD,),
         )
     yield from _modules(risk["modules"])
@@ -349,36 +333,30 @@ def _modules(modules: dict) -> Iterator[Reason]:
     expected = {*STACK, *PEERMEM}
     for name in sorted(modules):
         if name in CONSUMERS:
-            yield Reason(
-                Finding(
-                    f"module {name}",
-                    "unloaded",
-                    f"{CONSUMERS[name]} is loaded and uses the stack, {_uses(modules[name]['refcount'])}",
-                    f"stop what uses it and unload it (modprobe -r {name}), or reboot instead",
-                    "consumer",
-                ),
+            yield Reason.of(
+                f"module {name}",
+                "unloaded",
+                f"{CONSUMERS[name]} is loaded and uses the stack, {_uses(modules[name]['refcount'])}",
+                f"stop what uses it and unload it (modprobe -r {name}), or reboot instead",
+                "consumer",
                 (RELOAD,),
             )
         elif name in PEERMEM and modules[name]["refcount"] > len(modules[name]["holders"]):
-            yield Reason(
-                Finding(
-                    f"module {name}",
-                    "no GPU job that uses RDMA",
-                    _uses(modules[name]["refcount"]),
-                    "stop the GPU jobs of this node and run again, or reboot instead",
-                    "peermem-in-use",
-                ),
+            yield Reason.of(
+                f"module {name}",
+                "no GPU job that uses RDMA",
+                _uses(modules[name]["refcount"]),
+                "stop the GPU jobs of this node and run again, or reboot instead",
+                "peermem-in-use",
                 (RELOAD,),
             )
         elif name not in expected:
-            yield Reason(
-                Finding(
-                    f"module {name}",
-                    "no third-party module on the stack",
-                    f"it holds {_listing(sorted(other for other in modules if name in modules[other]['holders']))}",
-                    f"unload it (modprobe -r {name}), or reboot instead; make sure it is rebuilt for the new stack",
-                    "third-party",
-                ),
+            yield Reason.of(
+                f"module {name}",
+                "no third-party module on the stack",
+                f"it holds {_listing(sorted(other for other in modules if name in modules[other]['holders']))}",
+                f"unload it (modprobe -r {name}), or reboot instead; make sure it is rebuilt for the new stack",
+                "third-party",
                 (RELOAD,),
             )
 
@@ -387,15 +365,13 @@ def _unexplained(modules: dict) -> Iterator[Reason]:
     for name in STACK:
         module = modules.get(name)
         if module and module["refcount"] > len(module["holders"]):
-            yield Reason(
-                Finding(
-                    f"module {name}",
-                    "held by modules only",
-                    f"{_uses(module['refcount'])}, {len(module['holders'])} of them by modules; "
-                    "the rest is inside the kernel",
-                    "reboot instead",
-                    "unknown-user",
-                ),
+            yield Reason.of(
+                f"module {name}",
+                "held by modules only",
+                f"{_uses(module['refcount'])}, {len(module['holders'])} of them by modules; "
+                "the rest is inside the kernel",
+                "reboot instead",
+                "unknown-user",
                 (RELOAD,),
             )
 
@@ -407,50 +383,42 @@ def _uses(count: int) -> str:
 def _lost_by_reload(risk: dict) -> Iterator[Reason]:
     """State that is lost with the driver and cannot be restored here."""
     for entry in risk["switched"]:
-        yield Reason(
-            Finding(
-                f"embedded switch of {entry['hca']}",
-                "nothing that only the running driver holds",
-                _listing(entry["evidence"]),
-                "reboot instead; what sets switchdev mode and makes sub-functions at boot does so again",
-                "switchdev",
-            ),
+        yield Reason.of(
+            f"embedded switch of {entry['hca']}",
+            "nothing that only the running driver holds",
+            _listing(entry["evidence"]),
+            "reboot instead; what sets switchdev mode, sub-functions and parameters at boot does so again",
+            "switchdev",
             (RELOAD,),
         )
     for entry in risk["virtual_functions"]:
         if entry["passed_through"]:
-            yield Reason(
-                Finding(
-                    f"virtual functions of {entry['hca']}",
-                    "none in a virtual machine",
-                    f"{_listing(entry['passed_through'])} are passed through to a virtual machine",
-                    "stop the virtual machines and run again",
-                    "vf-passed-through",
-                ),
+            yield Reason.of(
+                f"virtual functions of {entry['hca']}",
+                "none in a virtual machine",
+                f"{_listing(entry['passed_through'])} are passed through to a virtual machine",
+                "stop the virtual machines and run again",
+                "vf-passed-through",
                 (RELOAD,),
             )
         if entry["settings"] is None:
-            yield Reason(
-                Finding(
-                    f"virtual functions of {entry['hca']}",
-                    "settings that can be read and restored",
-                    f"{entry['enabled']} enabled; this driver does not show their MACs and GUIDs in sysfs",
-                    "reboot instead; whatever creates the virtual functions at boot creates them again",
-                    "vf-settings",
-                ),
+            yield Reason.of(
+                f"virtual functions of {entry['hca']}",
+                "settings that can be read and restored",
+                f"{entry['enabled']} enabled; this driver does not show their MACs and GUIDs in sysfs",
+                "reboot instead; whatever creates the virtual functions at boot creates them again",
+                "vf-settings",
                 (RELOAD,),
             )
     for netdev in risk["netdevs"]:
         if netdev["master"] or netdev["upper"]:
             above = sorted({*([netdev["master"]] if netdev["master"] else []), *netdev["upper"]})
-            yield Reason(
-                Finding(
-                    f"interface {netdev['name']}",
-                    "no device on top of it",
-                    f"{_listing(above)} is on top of it and would lose it for good",
-                    "reboot instead: bonds, bridges, VLANs and macvlans are set up again at boot",
-                    "upper-device",
-                ),
+            yield Reason.of(
+                f"interface {netdev['name']}",
+                "no device on top of it",
+                f"{_listing(above)} is on top of it and would lose it for good",
+                "reboot instead: bonds, bridges, VLANs and macvlans are set up again at boot",
+                "upper-device",
                 (RELOAD,),
             )
 
@@ -459,6 +427,8 @@ def _notes(facts: dict, risk: dict, wanted: dict) -> list[str]:
     notes = []
     if is_unknown(risk["secure_boot"]["enabled"]):
         notes.append(f"Not verified: Secure Boot is {risk['secure_boot']['enabled']}.")
+    if not risk["devlink"]:
+        notes.append("Not verified: the mode of embedded switches and devlink parameters; devlink does not answer.")
     if is_unknown(facts["driver"]["agree"]) and facts["driver"]["loaded"]["modules"]:
         notes.append(f"Not verified: whether memory and disk agree is {facts['driver']['agree']}.")
     return notes

@@ -24,11 +24,7 @@ _FILES = (
     ("/etc/network", ("interfaces",)),
 )
 # What ties a name to a MAC: netplan writes such a .link file for set-name, installers write the rules.
-_PINS = (
-    ("/etc/systemd/network", (".link",)),
-    ("/run/systemd/network", (".link",)),
-    ("/etc/udev/rules.d", (".rules",)),
-)
+_PINS = (("/etc/systemd/network", (".link",)), ("/run/systemd/network", (".link",)), ("/etc/udev/rules.d", (".rules",)))
 _LEFT_BEHIND = (".bak", "~", ".rpmsave", ".dpkg-old")
 
 

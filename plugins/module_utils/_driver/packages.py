@@ -14,10 +14,7 @@ from ..hca import node as hca_node
 from ..hca import paths
 
 APT, DNF = "apt", "dnf"
-KEYS = {
-    APT: "/etc/apt/keyrings/gpufabric-rdma-driver.asc",
-    DNF: "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver",
-}
+KEYS = {APT: "/etc/apt/keyrings/gpufabric-rdma-driver.asc", DNF: "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver"}
 REPOSITORIES = {
     APT: "/etc/apt/sources.list.d/gpufabric-rdma-driver.sources",
     DNF: "/etc/yum.repos.d/gpufabric-rdma-driver.repo",

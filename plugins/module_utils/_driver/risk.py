@@ -7,9 +7,10 @@ found, so the gate needs no special case for a small node.
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from ..hca import driver, paths, pci, rails, routes
 from ..hca.management import addresses, below, ways
@@ -25,49 +26,19 @@ from .dkms import secure_boot
 # Consumers of the RDMA stack that openibd and `modprobe -r` of the HCA driver do not unload (openibd knows ipoib and
 # the verbs modules). DOCA ships some of them, but each holds ib_core while in use.
 CONSUMERS = {
-    "ib_iser": "iSER initiator",
-    "ib_isert": "iSER target",
-    "ib_srp": "SRP initiator",
-    "ib_srpt": "SRP target",
-    "nvme_rdma": "NVMe over RDMA",
-    "nvmet_rdma": "NVMe target over RDMA",
-    "rpcrdma": "NFS over RDMA",
-    "xprtrdma": "NFS over RDMA",
-    "svcrdma": "NFS server over RDMA",
-    "ko2iblnd": "Lustre over RDMA",
-    "rds_rdma": "RDS over RDMA",
-    "smc": "SMC sockets",
-    "smbdirect": "SMB Direct",
-    "ksmbd": "SMB server",
-    "cifs": "SMB client",
-    "9pnet_rdma": "9P over RDMA",
-    "beegfs": "BeeGFS",
-    "mmfslinux": "Storage Scale",
-    "rnbd_client": "RDMA block device",
-    "rtrs_core": "RDMA transport",
-    "hfi1": "Omni-Path",
-    "rdma_rxe": "software RoCE device",
-    "siw": "software iWARP device",
-}
+    "ib_iser": "iSER initiator", "ib_isert": "iSER target", "ib_srp": "SRP initiator", "ib_srpt": "SRP target",
+    "nvme_rdma": "NVMe over RDMA", "nvmet_rdma": "NVMe target over RDMA", "rpcrdma": "NFS over RDMA",
+    "xprtrdma": "NFS over RDMA", "svcrdma": "NFS server over RDMA", "ko2iblnd": "Lustre over RDMA",
+    "rds_rdma": "RDS over RDMA", "smc": "SMC sockets", "smbdirect": "SMB Direct", "ksmbd": "SMB server",
+    "cifs": "SMB client", "9pnet_rdma": "9P over RDMA", "beegfs": "BeeGFS", "mmfslinux": "Storage Scale",
+    "rnbd_client": "RDMA block device", "rtrs_core": "RDMA transport", "hfi1": "Omni-Path",
+    "rdma_rxe": "software RoCE device", "siw": "software iWARP device",
+}  # fmt: skip
 # What a reload unloads, users before providers; these may also hold one another without blocking it.
 STACK = (
-    "mlx5_vdpa",
-    "mlx5_fwctl",
-    "mlx5_dpll",
-    "ib_ipoib",
-    "rdma_ucm",
-    "rdma_cm",
-    "iw_cm",
-    "ib_cm",
-    "ib_umad",
-    "mlx5_ib",
-    "ib_uverbs",
-    "ib_core",
-    "mlx5_core",
-    "mlxdevm",
-    "mlxfw",
-    "mlx_compat",
-)
+    "mlx5_vdpa", "mlx5_fwctl", "mlx5_dpll", "ib_ipoib", "rdma_ucm", "rdma_cm", "iw_cm", "ib_cm", "ib_umad",
+    "mlx5_ib", "ib_uverbs", "ib_core", "mlx5_core", "mlxdevm", "mlxfw", "mlx_compat",
+)  # fmt: skip
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "9p")
 _TCP_ESTABLISHED = "01"
@@ -77,8 +48,8 @@ _ADDRESS_OPTION = re.compile(r"^(?:mount)?(?:addr|ip)=(.+)$")
 _Table = list[routes.Route]
 
 
-def read(tree: Tree, facts: dict, software_hcas: bool = False) -> dict[str, Any]:
-    """Everything the gate needs besides the facts."""
+def read(tree: Tree, facts: dict, software_hcas: bool = False, told: Optional[dict] = None) -> dict[str, Any]:
+    """Everything the gate needs besides the facts. told: what `devlink` answered; None where nobody was asked."""
     tree = tree.snapshot()
     kinds = ("pci", "software") if software_hcas else ("pci",)
     facts = {**facts, "hcas": [hca for hca in facts["hcas"] if hca["kind"] in kinds]}
@@ -92,7 +63,8 @@ def read(tree: Tree, facts: dict, software_hcas: bool = False) -> dict[str, Any]
         "named": named(tree, access),
         "storage": storage(tree, ours),
         "virtual_functions": virtual_functions(tree, facts),
-        "switched": switched(tree, facts),
+        "switched": switched(tree, facts, told or {}),
+        "devlink": told is not None,
         "netdevs": settings(tree, facts),
         "secure_boot": secure_boot(tree),
         "pods": pods(tree),
@@ -373,10 +345,36 @@ def _physical(tree: Tree, facts: dict) -> list[tuple[str, str, list[str]]]:
     return [(address, name, netdevs) for address, (name, netdevs) in functions.items()]
 
 
-def switched(tree: Tree, facts: dict) -> list[dict[str, Any]]:
+# Parameters of mlx5 with the value that a driver starts with (Documentation/networking/devlink/mlx5.rst).
+_PARAMETERS = {"enable_roce": True, "enable_rdma": True, "enable_eth": True, "esw_multiport": False,
+               "esw_port_metadata": True, "fdb_large_groups": 15, "io_eq_size": 1024,
+               "event_eq_size": 4096}  # fmt: skip
+
+
+def devlink(run: Callable[[list[str]], tuple[int, str, str]], tree: Tree, facts: dict) -> Optional[dict]:
+    """{PCI address: [what a new driver would not have]}, asked of devlink; None where it does not answer."""
+    lost: dict[str, list[str]] = {}
+    try:
+        code, out, _error = run(["devlink", "-j", "dev", "param", "show"])
+        for handle, parameters in (json.loads(out)["param"] if code == 0 else {}).items():
+            for row in parameters:
+                values = [value["value"] for value in row["values"] if value["cmode"] != "permanent"]
+                if values and values[0] != _PARAMETERS.get(row["name"], values[0]):
+                    lost.setdefault(handle.removeprefix("pci/"), []).append(f"{row['name']} {json.dumps(values[0])}")
+        for address, _name, _netdevs in _physical(tree, facts):
+            answered, out, _error = run(["devlink", "-j", "dev", "eswitch", "show", f"pci/{address}"])
+            mode = next(iter(json.loads(out)["dev"].values()))["mode"] if answered == 0 else "legacy"
+            lost.setdefault(address, []).extend([] if mode == "legacy" else [f"eswitch mode {mode}"])
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        return None
+    return None if code else lost
+
+
+def switched(tree: Tree, facts: dict, told: dict[str, list[str]]) -> list[dict[str, Any]]:
     """What of the embedded switch exists only in the running driver: [{hca, address, evidence: [names]}].
 
-    Sub-functions, with or without an RDMA device, and representors; in switchdev mode a port has no GIDs.
+    Sub-functions, with or without an RDMA device, representors, and what devlink told; in switchdev mode a port has no
+    GIDs.
     """
     below_pci: dict[Optional[str], list[str]] = {}
     for name in tree.listdir(_AUXILIARY):
@@ -392,7 +390,7 @@ def switched(tree: Tree, facts: dict) -> list[dict[str, Any]]:
     switches = []
     for address, name, _netdevs in _physical(tree, facts):
         there = [netdev for netdev in tree.listdir(f"{paths.PCI}/{address}/net") if network.representor(netdev)]
-        evidence = [*below_pci.get(address, ()), *there]
+        evidence = [*below_pci.get(address, ()), *there, *told.get(address, ())]
         if name in barren:
             evidence.append("ports without GIDs")
         if evidence:
@@ -447,11 +445,7 @@ def pods(tree: Tree) -> list[dict[str, str]]:
     for entry in tree.listdir("/var/log/pods"):
         namespace, _underscore, rest = entry.partition("_")
         name, _underscore, uid = rest.rpartition("_")
-        named[uid] = {
-            "namespace": namespace,
-            "name": name,
-            "containers": tree.listdir(f"/var/log/pods/{entry}"),
-        }
+        named[uid] = {"namespace": namespace, "name": name, "containers": tree.listdir(f"/var/log/pods/{entry}")}
     unknown = {"namespace": "?", "containers": []}
     running = [{"uid": uid, **(named.get(uid) or {**unknown, "name": uid})} for uid in alive]
     return sorted(running, key=lambda pod: (pod["namespace"], pod["name"]))

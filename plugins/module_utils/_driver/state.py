@@ -22,11 +22,7 @@ _SOURCES = {
 
 
 def read(
-    tree: Tree,
-    facts: dict,
-    seams: Seams,
-    run: Callable[[list[str]], tuple[int, str, str]],
-    ask_origins: bool = False,
+    tree: Tree, facts: dict, seams: Seams, run: Callable[[list[str]], tuple[int, str, str]], ask_origins: bool = False
 ) -> dict[str, Any]:
     """ask_origins: also where packages came from, which takes the package manager a second."""
     tree = tree.snapshot()

@@ -64,7 +64,7 @@ set_link() {
 is_nic() {
     [ -e "$1" ] && [ ! -e "$1/parent" ] || return 1
     case $(cat "$1/phys_port_name" 2>/dev/null) in
-        pf* | c[0-9]*pf*) return 1 ;;
+        pf* | [cp][0-9]*pf*) return 1 ;;
     esac
 }
 by_pci() {

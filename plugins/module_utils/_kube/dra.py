@@ -27,14 +27,17 @@ def capabilities(kubectl: Kubectl) -> dict:
 
     An API server drops fields of a gate that is off, without a word.
     """
-    version = json.loads(_raw(kubectl, "/version"))["gitVersion"]
+    version = json.loads(kubectl.output("an answer to /version", "get", "--raw=/version"))["gitVersion"]
+    infos = {
+        item["metadata"]["name"]: (item.get("status") or {}).get("nodeInfo", {}) for item in kubectl.items("nodes")
+    }
     nodes = {
-        item["metadata"]["name"]: {
-            "kubelet": (item.get("status") or {}).get("nodeInfo", {}).get("kubeletVersion") or "",
-            "runtime": (item.get("status") or {}).get("nodeInfo", {}).get("containerRuntimeVersion") or "",
-            "system_uuid": (item.get("status") or {}).get("nodeInfo", {}).get("systemUUID") or "",
+        name: {
+            "kubelet": info.get("kubeletVersion") or "",
+            "runtime": info.get("containerRuntimeVersion") or "",
+            "system_uuid": info.get("systemUUID") or "",
         }
-        for item in kubectl.items("nodes")
+        for name, info in infos.items()
     }
     code, out, error = kubectl.apply(_probes(), "--dry-run=server", "--force-conflicts", "--output=json")
     if code and "no matches for kind" in error:
@@ -49,13 +52,6 @@ def capabilities(kubectl: Kubectl) -> dict:
         "DRAExtendedResource": bool(kept["DeviceClass"].get("extendedResourceName")),
     }
     return {"version": version, "served": True, "gates": gates, "nodes": nodes}
-
-
-def _raw(kubectl: Kubectl, path: str) -> str:
-    code, out, error = kubectl.run_retrying("get", f"--raw={path}")
-    if code:
-        raise KubectlError(f"an answer to {path}", error or out)
-    return out
 
 
 def _probes() -> list[dict]:
@@ -236,9 +232,7 @@ class Slices:
     def apply(self, changes: list[Change]):
         for change in changes:
             name = change.object.split()[1]
-            code, out, error = self._kubectl.run_retrying("delete", TYPES[1], name, "--ignore-not-found")
-            if code:
-                raise KubectlError(f"{change.object} deleted", error or out)
+            self._kubectl.output(f"{change.object} deleted", "delete", TYPES[1], name, "--ignore-not-found")
             yield change
 
 

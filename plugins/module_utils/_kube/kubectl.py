@@ -27,6 +27,7 @@ _OF_K3S = "/etc/rancher/k3s/k3s.yaml"
 # In place of an exit status, and no program's: kubectl came to no end of its own, or could not be started.
 NO_END, NOT_STARTED = -1, -2
 CANNOT_START = "cannot be started"
+_AGAIN = "fix what the message reports and run again"
 _BROKE_OFF = "the answer broke off"
 # What kubectl adds to the words of a program in a pod, which may well be about a connection of its own.
 _OWN_END = "command terminated with exit code"
@@ -51,7 +52,7 @@ _LIST_FAILED = re.compile(r"couldn't get resource list for ([^/\s]+)/")
 class KubectlError(Refused):
     """A kubectl call failed that its caller depends on. reason: kubectl's output."""
 
-    def __init__(self, wanted: str, reason: str, next_step: str = "fix what the message reports and run again"):
+    def __init__(self, wanted: str, reason: str, next_step: str = _AGAIN):
         seen = " ".join(reason.split())[:600] or "no reason given"
         super().__init__([Finding("API server", wanted, seen, next_step)])
         self.reason = reason.strip()
@@ -295,10 +296,14 @@ class Kubectl:
 
     def items(self, *words: str) -> list[dict]:
         """The objects of a get; raises KubectlError."""
-        code, out, error = self.run_retrying("get", *words, "--output=json")
+        return parse_items(self.output(f"an answer to get {' '.join(words)}", "get", *words, "--output=json"))
+
+    def output(self, wanted: str, *words: str, next_step: str = _AGAIN, **options) -> str:
+        """What run_retrying() prints; raises KubectlError where the call fails."""
+        code, out, error = self.run_retrying(*words, **options)
         if code:
-            raise KubectlError(f"an answer to get {' '.join(words)}", error or out or f"exit status {code}")
-        return parse_items(out)
+            raise KubectlError(wanted, error or out or f"exit status {code}", next_step)
+        return out
 
     def existing(self, objects: list[dict], *words: str) -> list[dict]:
         """Those of the objects that exist; raises KubectlError.
@@ -307,9 +312,7 @@ class Kubectl:
         that is always there is asked for too.
         """
         words = ("get", "--filename=-", "--ignore-not-found", *words, "--output=json")
-        code, out, error = self.run_retrying(*words, text=as_list([*objects, _ANCHOR]))
-        if code:
-            raise KubectlError("the objects as they are in the cluster", error or out)
+        out = self.output("the objects as they are in the cluster", *words, text=as_list([*objects, _ANCHOR]))
         return [item for item in parse_items(out) if not _is_anchor(item) or any(map(_is_anchor, objects))]
 
     def apply(self, objects: list[dict], *words: str) -> tuple[int, str, str]:

@@ -71,29 +71,17 @@ class Node:
         return sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in here if _leaves(pod))
 
     def _patch(self, patch: dict, wanted: str) -> None:
-        code, out, error = self._kubectl.run_retrying(
-            "patch", "node", self._name, "--type=merge", f"--field-manager={MANAGER}", f"--patch={json.dumps(patch)}"
-        )
-        if code:
-            raise KubectlError(f"node {self._name} {wanted}", error or out)
+        words = ("--type=merge", f"--field-manager={MANAGER}", f"--patch={json.dumps(patch)}")
+        self._kubectl.output(f"node {self._name} {wanted}", "patch", "node", self._name, *words)
 
     def _drain(self) -> None:
-        code, out, error = self._kubectl.run_retrying(
-            "drain",
-            self._name,
-            "--ignore-daemonsets",
-            "--delete-emptydir-data",
-            f"--timeout={self._timeout}s",
-            limit=self._timeout + 60,
-        )
+        words = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={self._timeout}s")
+        code, out, error = self._kubectl.run_retrying("drain", self._name, *words, limit=self._timeout + 60)
         if code:
-            raise Refused.because(
-                f"node {self._name}",
-                f"drained within {self._timeout} s",
-                _obstacle(error or out),
-                "fix what it reports (see kubectl get poddisruptionbudgets --all-namespaces; delete pods without a "
-                "controller yourself) and run again; the node stays cordoned, and the run picks up where it left off",
-            )
+            step = "fix what it reports (see kubectl get poddisruptionbudgets --all-namespaces; delete pods without a "
+            step += "controller yourself) and run again; the node stays cordoned, and the run goes on where it left off"
+            wanted = f"drained within {self._timeout} s"
+            raise Refused.because(f"node {self._name}", wanted, _obstacle(error or out), step)
         # A pod that tolerates the cordon may be back already; draining again would evict it forever.
         self._drained = True
 

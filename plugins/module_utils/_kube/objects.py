@@ -76,22 +76,14 @@ def _as_sent(part: dict, findings: list[Finding]) -> list[dict]:
     ]
     for number, item in enumerate(flat, 1):
         meta = item.get("metadata") or {}
-        lacking = [
-            name
-            for name, value in (
-                ("apiVersion", item.get("apiVersion")),
-                ("kind", item.get("kind")),
-                ("metadata.name", meta.get("name")),
-            )
-            if not value
-        ]
+        given = {"apiVersion": item.get("apiVersion"), "kind": item.get("kind"), "metadata.name": meta.get("name")}
+        lacking = [name for name, value in given.items() if not value]
         if lacking:
             where = f"object {number} ({item.get('kind') or 'no kind'} {meta.get('name') or ''})".replace(" )", ")")
             findings.append(_wrong(where, "apiVersion, kind and metadata.name", f"no {', no '.join(lacking)}"))
         elif item["kind"] == "Secret":
-            findings.append(
-                _wrong(str(Key.of(item)), "it in the option secrets, which is never logged", "it in objects")
-            )
+            wish = "it in the option secrets, which is never logged"
+            findings.append(_wrong(str(Key.of(item)), wish, "it in objects"))
         else:
             wanted.append(copy.deepcopy(item))
     wanted += [_secret(item) for item in part.get("secrets") or []]
@@ -270,13 +262,9 @@ def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | N
     if (others or clash) and takeover_allowed is not True:
         _refuse_takeover(made, key, clash or f"managed by {others}", takeover_allowed)
     elif error:
-        made.finding(
-            str(key),
-            "an object that the API server accepts",
-            _one_line(error),
-            "correct the value it names; to change an immutable field, delete the object first "
-            f"(k3s kubectl delete {_address(key)}), which stops what runs from it",
-        )
+        step = "correct the value it names; to change an immutable field, delete the object first (k3s kubectl delete "
+        step += f"{_address(key)}), which stops what runs from it"
+        made.finding(str(key), "an object that the API server accepts", " ".join(error.split())[:600], step)
     elif live is None:
         made.change(str(key), _first_action(item), "", _text(item))
     else:
@@ -296,13 +284,9 @@ def _refuse_takeover(made: Plan, key: Key, seen: str, takeover_allowed: bool | N
     if takeover_allowed is False:
         made.not_applied.append(f"{key} is left as it is: {seen}")
         return
-    made.finding(
-        str(key),
-        f"an object that {MANAGER} may manage",
-        seen,
-        "leave it to its manager (takeover allowed: false) or make that manager release it; "
-        "takeover allowed: true takes the fields, which a GitOps controller that still lists the object takes back",
-    )
+    step = "leave it to its manager (takeover allowed: false) or make that manager release it; takeover allowed: true "
+    step += "takes the fields, which a GitOps controller that still lists the object takes back"
+    made.finding(str(key), f"an object that {MANAGER} may manage", seen, step)
 
 
 def _plan_pruning(made: Plan, owned: list[dict], wanted: list[dict]) -> None:
@@ -351,12 +335,9 @@ def _difference(change: Change) -> Finding:
     fields = list(_fields(json.loads(change.before), json.loads(change.after)))
     more = f"; {len(fields) - _FIELDS_NAMED} more fields" if len(fields) > _FIELDS_NAMED else ""
     named = fields[:_FIELDS_NAMED]
-    return Finding(
-        change.object,
-        "; ".join(f"{path} {wanted}" for path, wanted, _seen in named) + more,
-        "; ".join(f"{path} {seen}" for path, _wanted, seen in named) + more,
-        _SYNC,
-    )
+    wanted = "; ".join(f"{path} {value}" for path, value, _seen in named) + more
+    seen = "; ".join(f"{path} {value}" for path, _wanted, value in named) + more
+    return Finding(change.object, wanted, seen, _SYNC)
 
 
 def _fields(seen, wanted, path: str = "") -> Iterable[tuple[str, str, str]]:
@@ -408,10 +389,6 @@ def _text(item: dict) -> str:
 
 def _json(item: dict) -> str:
     return json.dumps(item, indent=2, sort_keys=True, ensure_ascii=False) + "\n" if item else ""
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:600]
 
 
 # --- order and waiting ------------------------------------------------------------------------------------------------

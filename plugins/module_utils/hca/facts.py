@@ -15,19 +15,9 @@ from .tree import Tree
 
 SCHEMA = 1
 SUBSETS = (
-    "hcas",
-    "pci",
-    "gpus",
-    "rails",
-    "subsystem",
-    "driver",
-    "gpudirect",
-    "modules",
-    "limits",
-    "initramfs",
-    "owned_files",
-    "gids",
-)
+    "hcas", "pci", "gpus", "rails", "subsystem", "driver", "gpudirect", "modules", "limits", "initramfs",
+    "owned_files", "gids",
+)  # fmt: skip
 
 
 def chosen(subset: Optional[Iterable[str]] = None) -> set[str]:

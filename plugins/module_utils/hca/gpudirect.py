@@ -15,11 +15,7 @@ _DMABUF_KERNEL = (5, 12)
 
 
 def state(
-    tree: Tree,
-    gpus: list[dict[str, Any]],
-    kernel: Optional[str],
-    catalogue: Catalogue,
-    seams: Optional[Seams] = None,
+    tree: Tree, gpus: list[dict[str, Any]], kernel: Optional[str], catalogue: Catalogue, seams: Optional[Seams] = None
 ) -> dict[str, Any]:
     """{mode: peermem|dmabuf|none, verdict: sentence, action: sentence or None, peermem_loadable: bool}.
 
@@ -35,9 +31,7 @@ def state(
             return _answer("peermem", f"{name} is loaded: HCAs reach GPU memory through it.")
     if not modules.loaded(tree, "nvidia"):
         return _answer(
-            "none",
-            "The nvidia module is not loaded.",
-            "Install or load the NVIDIA driver; GPUDirect RDMA needs it.",
+            "none", "The nvidia module is not loaded.", "Install or load the NVIDIA driver; GPUDirect RDMA needs it."
         )
     if open_module(tree, catalogue, seams):
         release = tuple(int(part) for part in re.findall(r"\d+", kernel or "")[:2])

@@ -26,10 +26,7 @@ def names(tree: Tree) -> list[str]:
 
 
 def hcas(
-    tree: Tree,
-    network: Optional[Network] = None,
-    gids: bool = True,
-    functions: Optional[dict[str, str]] = None,
+    tree: Tree, network: Optional[Network] = None, gids: bool = True, functions: Optional[dict[str, str]] = None
 ) -> list[dict[str, Any]]:
     """All HCAs as in the facts, PCI ones in address order, then software ones by name.
 
@@ -56,7 +53,7 @@ def hcas(
 
 
 def _order(hca: dict[str, Any]) -> tuple[Any, ...]:
-    where = pci.order(hca["pci"]["address"]) if hca["pci"] else []
+    where = pci.order(hca["pci"]["address"] if hca["pci"] else "")
     return (hca["kind"] != "pci", where, hca["auxiliary"] is not None, natural(hca["auxiliary"] or hca["name"]))
 
 
@@ -149,14 +146,11 @@ def _overhead(function: Optional[dict[str, Any]], node_type: Optional[str], rxe:
 
 def _gids(tree: Tree, port: str) -> list[dict[str, Any]]:
     """[{index, gid, type, netdev}] of the slots in use; type and netdev of an empty slot would answer EINVAL."""
+    table = tree.slots(f"{port}/gids", _ZERO_GID)
+    used = [str(index) for index, _gid in table]
+    types, netdevs = (tree.attributes(f"{port}/gid_attrs/{kind}", used) for kind in ("types", "ndevs"))
     return [
-        {
-            "index": index,
-            "gid": gid,
-            "type": tree.read(f"{port}/gid_attrs/types/{index}"),
-            "netdev": tree.read(f"{port}/gid_attrs/ndevs/{index}"),
-        }
-        for index, gid in tree.slots(f"{port}/gids", _ZERO_GID)
+        {"index": index, "gid": gid, "type": types[str(index)], "netdev": netdevs[str(index)]} for index, gid in table
     ]
 
 
@@ -184,11 +178,12 @@ def _netdevs(
         stated = tree.read(f"{paths.INFINIBAND}/{name}/parent")
         known = [stated] if stated else sorted({owner for owner in owners.values() if owner})
         candidates = known or [found for found in [network.by_mac(_mac(node_guid))] if found]
-    representors = [candidate for candidate in candidates if network.representor(candidate)]
-    found = []
+    representors, found = [], []
     for candidate in candidates:
-        netdev = None if candidate in representors else network.netdev(candidate)
-        if netdev:
+        netdev = network.netdev(candidate)
+        if network.representor(candidate):
+            representors.append(candidate)
+        elif netdev:
             port = netdev.pop("dev_port") + 1
             owned = next((number for number, owner in owners.items() if owner == candidate), None)
             netdev["port"] = owned or (numbers[0] if len(numbers) == 1 else port if port in numbers else None)
@@ -238,16 +233,18 @@ def _join_bond(tree: Tree, network: Network, hca: dict[str, Any], free: list[str
     if not hca["pci"] or len(masters) != 1:
         return
     bond = masters.pop()
-    port = hca["ports"][0]["number"] if len(hca["ports"]) == 1 else None
     card = pci.slot(hca["pci"]["address"])
-    for address in free:
-        if pci.slot(address) != card:
-            continue
-        for name in tree.listdir(f"{paths.PCI}/{address}/net"):
-            netdev = network.netdev(name) if network.master(name) == bond else None
-            if netdev:
-                hca["bonded_functions"].append(address)
-                hca["netdevs"].append({**netdev, "port": port})
+    joined = []
+    for address in (address for address in free if pci.slot(address) == card):
+        names = tree.listdir(f"{paths.PCI}/{address}/net")
+        members = [network.netdev(name) for name in names if network.master(name) == bond]
+        if any(members):
+            hca["bonded_functions"].append(address)
+            joined += members
+            # The one RDMA device has ports for the representors of both functions.
+            hca["representors"] += [name for name in names if network.representor(name)]
+    port = hca["ports"][0]["number"] if len(hca["ports"]) == 1 or hca["representors"] else None
+    hca["netdevs"] += [{**netdev, "port": port} for netdev in joined if netdev]
     if not tree.isdir(f"{paths.NET}/{bond}/bonding"):
         return  # a bridge or Open vSwitch is not a link aggregation
     whole = network.netdev(bond)
@@ -304,15 +301,11 @@ def cards_without_rdma(
     taken.update(address for hca in found for address in hca["bonded_functions"])
     cards = []
     for address, code in functions.items():
+        if address in taken or not pci.is_card(tree, address, code):
+            continue
         base = f"{paths.PCI}/{address}"
-        if not code.startswith(pci.NETWORK_CLASS) or address in taken:
-            continue
-        if tree.read(f"{base}/vendor") != f"0x{pci.MELLANOX}" or tree.readlink(f"{base}/physfn"):
-            continue
         device = hexadecimal(tree.read(f"{base}/device"))
         bound = pci.driver(tree, address)
-        if device in _NO_NIC or (bound or "").startswith(_NO_NIC_DRIVERS):
-            continue
         reason, step = _why_no_rdma(address, device, bound, modules)
         cards.append(
             {
@@ -331,9 +324,6 @@ def cards_without_rdma(
     return cards
 
 
-# Functions of this vendor that lack nothing: Data Direct belongs to a ConnectX-8's NIC function, Spectrum is a switch.
-_NO_NIC = ("2100",)
-_NO_NIC_DRIVERS = ("mlx5_data_direct", "mlxsw", "mlxbf")
 # mlx4_pci_table and mthca_pci_table of the kernel: ConnectX to ConnectX-3 Pro, InfiniHost.
 _MLX4 = (range(0x6340, 0x6770), range(0x1002, 0x1011))
 _MTHCA = (0x5A44, 0x5A46, 0x5E8C, 0x5E8D, 0x6274, 0x6278, 0x6279, 0x6282)
@@ -352,10 +342,7 @@ def _core(device: Optional[str]) -> str:
 
 
 def _why_no_rdma(
-    address: str,
-    device: Optional[str],
-    bound: Optional[str],
-    modules: Callable[[list[str]], dict[str, dict[str, Any]]],
+    address: str, device: Optional[str], bound: Optional[str], modules: Callable[[list[str]], dict[str, dict[str, Any]]]
 ) -> tuple[str, str]:
     """(reason, next step): the first missing step from the PCI function to an RDMA device."""
     if bound in pci.PASSED_ON:

@@ -11,16 +11,18 @@ import re
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from . import paths, routes
+from . import paths, routes, units
 from .seams import Seams
 from .tree import Tree
 
 K3S = "/etc/rancher/k3s"
-# Lines of k3s' configuration that name an address or interface of the node.
-K3S_LINE = re.compile(
-    r"""^\s*["']?(?:node-ip|advertise-address|bind-address|flannel-iface)["']?\s*:\s*["']?([^"'#\n]*)""", re.M
-)
+# What of k3s' configuration and arguments names an address or interface of the node.
+_K3S_KEYS = "node-ip|advertise-address|bind-address|flannel-iface"
+K3S_LINE = re.compile(rf"""^\s*["']?(?:{_K3S_KEYS})["']?\s*:[ \t]*((?:\n\s*-[^\n]*)+|[^\n]*)""", re.M)
+_K3S_ARGUMENT = re.compile(rf"""--(?:{_K3S_KEYS})["']?[=\s]\s*(\S+)""")
+_WORD = re.compile(r"""[^\s,\[\]"']+""")
 DEFAULT = ("default", "0.0.0.0/0", "::/0")
+OVS = "ovs-system"
 _MAIN = (None, "main", "default", 254, 253)
 
 
@@ -104,20 +106,26 @@ def _looked_up(
 def _k3s_words(tree: Tree) -> Iterator[str]:
     """Addresses and interface names in k3s' configuration."""
     files = [f"{K3S}/config.yaml.d/{name}" for name in tree.listdir(f"{K3S}/config.yaml.d") if name.endswith(".yaml")]
-    for path in (f"{K3S}/config.yaml", *files):
-        for value in K3S_LINE.findall(tree.read(path) or ""):
-            yield from (word.strip() for word in value.split(",") if word.strip())
+    values = [value for path in (f"{K3S}/config.yaml", *files) for value in K3S_LINE.findall(tree.read(path) or "")]
+    for unit in ("k3s.service", "k3s-agent.service"):
+        started = units.settings(tree, unit, "Service").get("ExecStart") or [""]
+        values += _K3S_ARGUMENT.findall(started[-1])
+    for value in values:
+        yield from (word for word in _WORD.findall(value.partition(" #")[0]) if word != "-")
 
 
 def below(tree: Tree, name: str) -> set[str]:
     """An interface and all below it: members of a bond or VRF, parents of a VLAN, bridge or macvlan."""
     found: set[str] = set()
+    known = tree.listdir(paths.NET)
     pending = [name]
     while pending:
         name = pending.pop()
-        if name not in found:
+        if name not in found and (name in known or not found):
             found.add(name)
             entries = tree.listdir(f"{paths.NET}/{name}")
-            pending += [entry[len("lower_") :] for entry in entries if entry.startswith("lower_")]
-            pending += (tree.read(f"{paths.NET}/{name}/bonding/slaves") or "").split() if "bonding" in entries else []
+            lower = [entry[len("lower_") :] for entry in entries if entry.startswith("lower_")]
+            lower += (tree.read(f"{paths.NET}/{name}/bonding/slaves") or "").split() if "bonding" in entries else []
+            # A bridge of Open vSwitch is an interface with nothing below it; the ports of all bridges are in one place.
+            pending += lower or ([] if "device" in entries else [OVS])
     return found

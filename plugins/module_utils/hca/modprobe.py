@@ -69,7 +69,7 @@ def statements(tree: Tree) -> list[Line]:
             words = text.split()
             if words and not words[0].startswith("#"):
                 found.append(Line(path, number, text, tuple(words)))
-    for word in command_line(tree):
+    for word in tree.once(command_line):
         key, equals, value = word.partition("=")
         module, dot, option = key.partition(".")
         if key in ("modprobe.blacklist", "module_blacklist"):  # the second is the kernel's own and blocks all loading
@@ -83,7 +83,7 @@ def command_line(tree: Tree) -> list[str]:
     """Words of /proc/cmdline; what follows `--` is for init and is left out."""
     text = tree.read(CMDLINE) or ""
     try:
-        words = shlex.split(text, posix=True)
+        words = shlex.split(text, posix=True) if '"' in text or "'" in text or "\\" in text else text.split()
     except ValueError:  # an odd number of quotes
         words = text.split()
     return words[: words.index("--")] if "--" in words else words
@@ -137,7 +137,7 @@ def loaded_at_boot(tree: Tree) -> list[tuple[str, str]]:
             words = line.split()
             if words and words[0][0] not in "#;":
                 found[(shown, canonical(words[0]))] = None
-    for word in command_line(tree):
+    for word in tree.once(command_line):
         key, _equals, value = word.partition("=")
         if key in ("modules-load", "modules_load"):
             found.update({(CMDLINE, canonical(name)): None for name in value.split(",") if name})

@@ -14,19 +14,9 @@ from .text import unknown
 from .tree import Tree
 
 NAMES = (
-    "mlx5_core",
-    "mlx5_ib",
-    "mlx4_ib",
-    "ib_core",
-    "ib_uverbs",
-    "ib_umad",
-    "rdma_cm",
-    "rdma_ucm",
-    "ib_ipoib",
-    "nvidia",
-    "nvidia_peermem",
-    "nv_peer_mem",
-)
+    "mlx5_core", "mlx5_ib", "mlx4_ib", "ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm", "ib_ipoib",
+    "nvidia", "nvidia_peermem", "nv_peer_mem",
+)  # fmt: skip
 
 
 class Catalogue:

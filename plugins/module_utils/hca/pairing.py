@@ -17,7 +17,7 @@ from typing import NamedTuple, Optional
 from . import pci
 from .topology import CLASSES, Topology
 
-_SWITCH, _HOST_BRIDGE, _NODE, _MACHINE = range(4)
+SWITCH, _HOST_BRIDGE, _NODE, _MACHINE = range(4)
 
 
 class Pairing(NamedTuple):
@@ -37,7 +37,7 @@ def pair(where: Topology, cards: dict[str, str], gpus: list[str], managed: Colle
     """cards: {card: the PCI function from which its way to the GPUs counts}. managed: cards that are no rails as a
     whole, which hold a seat only where there would be too few. None without GPUs or cards.
     """
-    for level in (_SWITCH, _HOST_BRIDGE, _NODE, _MACHINE):
+    for level in (SWITCH, _HOST_BRIDGE, _NODE, _MACHINE):
         domains = _domains(where, level, cards, gpus)
         covered = [domain for domain in domains.values() if domain.gpus and domain.cards]
         if 2 * sum(len(domain.gpus) for domain in covered) > len(gpus):
@@ -51,7 +51,7 @@ def pair(where: Topology, cards: dict[str, str], gpus: list[str], managed: Colle
         if not domain.gpus:
             # Its GPU is not on the bus: a card placed as the paired ones are, beside an empty port of its switch.
             alike = {len(where.chain(cards[card])) for card in domain.cards} <= depths
-            if level != _SWITCH or not alike or not where.vacant(key):
+            if level != SWITCH or not alike or not where.vacant(key):
                 continue
         free = [card for card in domain.cards if card not in managed]
         kept.append(_Domain(domain.gpus, free if len(free) >= len(domain.gpus) else domain.cards))
@@ -70,7 +70,7 @@ def _domains(where: Topology, level: int, cards: dict[str, str], gpus: list[str]
 
 def _domain(where: Topology, level: int, address: str) -> tuple:
     chain = where.chain(address)
-    if level == _SWITCH:
+    if level == SWITCH:
         return chain[:2] if len(chain) > 2 else ()
     if level == _HOST_BRIDGE:
         return chain[:1]
@@ -140,7 +140,7 @@ def _unlike(where: Topology, one: str, base: str, other: str, other_base: str) -
     mine, its = where.chain(one), where.chain(other)
     steps = sum(left.rpartition(":")[2] != right.rpartition(":")[2] for left, right in zip(mine[1:], its[1:]))
     here, there = (
-        [left - right for left, right in zip(pci.order(at), pci.order(beside))]
+        [left - right for left, right in zip(pci.numbers(at), pci.numbers(beside))]
         for at, beside in ((one, base), (other, other_base))
     )
     return steps + abs(len(mine) - len(its)), abs(here[0] - there[0]), abs(here[1] - there[1])

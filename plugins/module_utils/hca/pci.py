@@ -29,64 +29,35 @@ BRIDGE_CLASS = "0x0604"
 # Drivers that give a function to a virtual machine or to user space.
 PASSED_ON = ("vfio-pci", "pci-stub", "uio_pci_generic", "igb_uio")
 
-MODELS = {
-    "15b3:1003": "ConnectX-3",
-    "15b3:1004": "ConnectX-3 VF",
-    "15b3:1007": "ConnectX-3 Pro",
-    "15b3:1013": "ConnectX-4",
-    "15b3:1014": "ConnectX-4 VF",
-    "15b3:1015": "ConnectX-4 Lx",
-    "15b3:1016": "ConnectX-4 Lx VF",
-    "15b3:1017": "ConnectX-5",
-    "15b3:1018": "ConnectX-5 VF",
-    "15b3:1019": "ConnectX-5 Ex",
-    "15b3:101a": "ConnectX-5 Ex VF",
-    "15b3:101b": "ConnectX-6",
-    "15b3:101c": "ConnectX-6 VF",
-    "15b3:101d": "ConnectX-6 Dx",
-    "15b3:101e": "ConnectX VF",
-    "15b3:101f": "ConnectX-6 Lx",
-    "15b3:1021": "ConnectX-7",
-    "15b3:1023": "ConnectX-8",
-    "15b3:1025": "ConnectX-9",
-    "15b3:a2d2": "BlueField",
-    "15b3:a2d3": "BlueField VF",
-    "15b3:a2d6": "BlueField-2",
-    "15b3:a2dc": "BlueField-3",
-    "15b3:a2df": "BlueField-4",
-    "1d0f:efa0": "Elastic Fabric Adapter",
-    "1d0f:efa1": "Elastic Fabric Adapter 2",
-    "1d0f:efa2": "Elastic Fabric Adapter 3",
-    "1d0f:efa3": "Elastic Fabric Adapter 4",
-    "8086:1591": "E810-C backplane",
-    "8086:1592": "E810-C QSFP",
-    "8086:1593": "E810-C SFP",
-    "8086:159b": "E810-XXV SFP",
-    "8086:24f0": "Omni-Path HFI 100",
-    "8086:24f1": "Omni-Path HFI 100",
-    "14e4:1750": "BCM57508",
-    "14e4:1760": "BCM57608",
-    "10de:1db4": "V100 PCIe 16GB",
-    "10de:1db5": "V100 SXM2 32GB",
-    "10de:20b0": "A100 SXM4 40GB",
-    "10de:20b2": "A100 SXM4 80GB",
-    "10de:20b5": "A100 PCIe 80GB",
-    "10de:20f1": "A100 PCIe 40GB",
-    "10de:2321": "H100 NVL",
-    "10de:2330": "H100 SXM5 80GB",
-    "10de:2331": "H100 PCIe",
-    "10de:2335": "H200 SXM 141GB",
-    "10de:2342": "GH200",
-    "10de:2348": "GH200 144G",
-    "10de:26b5": "L40",
-    "10de:26b9": "L40S",
-    "10de:27b8": "L4",
-    "10de:2901": "B200",
-    "10de:2941": "GB200",
-    "1002:740c": "MI250X",
-    "1002:740f": "MI210",
-    "1002:74a1": "MI300X",
+# Vendor: its devices, by id.
+_DEVICES = {
+    "15b3": (
+        "1003 ConnectX-3, 1004 ConnectX-3 VF, 1007 ConnectX-3 Pro, 1013 ConnectX-4, 1014 ConnectX-4 VF, "
+        "1015 ConnectX-4 Lx, 1016 ConnectX-4 Lx VF, 1017 ConnectX-5, 1018 ConnectX-5 VF, 1019 ConnectX-5 Ex, "
+        "101a ConnectX-5 Ex VF, 101b ConnectX-6, 101c ConnectX-6 VF, 101d ConnectX-6 Dx, 101e ConnectX VF, "
+        "101f ConnectX-6 Lx, 1021 ConnectX-7, 1023 ConnectX-8, 1025 ConnectX-9, a2d2 BlueField, "
+        "a2d3 BlueField VF, a2d6 BlueField-2, a2dc BlueField-3, a2df BlueField-4"
+    ),
+    "1d0f": (
+        "efa0 Elastic Fabric Adapter, efa1 Elastic Fabric Adapter 2, efa2 Elastic Fabric Adapter 3, "
+        "efa3 Elastic Fabric Adapter 4"
+    ),
+    "8086": (
+        "1591 E810-C backplane, 1592 E810-C QSFP, 1593 E810-C SFP, 159b E810-XXV SFP, 24f0 Omni-Path HFI 100, "
+        "24f1 Omni-Path HFI 100"
+    ),
+    "14e4": "1750 BCM57508, 1760 BCM57608",
+    "10de": (
+        "1db4 V100 PCIe 16GB, 1db5 V100 SXM2 32GB, 20b0 A100 SXM4 40GB, 20b2 A100 SXM4 80GB, 20b5 A100 PCIe 80GB, "
+        "20f1 A100 PCIe 40GB, 2321 H100 NVL, 2330 H100 SXM5 80GB, 2331 H100 PCIe, 2335 H200 SXM 141GB, "
+        "2342 GH200, 2348 GH200 144G, 26b5 L40, 26b9 L40S, 27b8 L4, 2901 B200, 2941 GB200"
+    ),
+    "1002": "740c MI250X, 740f MI210, 74a1 MI300X",
 }
+MODELS = {f"{vendor}:{entry[:4]}": entry[5:] for vendor, listed in _DEVICES.items() for entry in listed.split(", ")}
+# Functions of this vendor that lack nothing: Data Direct belongs to a ConnectX-8's NIC function, Spectrum is a switch.
+_NO_NIC = ("2100",)
+_NO_DRIVER = ("mlx5_data_direct", "mlxsw", "mlxbf")
 _NO_MODEL = "not in the table of models"
 _DEEPEST = 8  # bond over VLAN over NIC; more would be a loop
 
@@ -100,18 +71,20 @@ def classes(tree: Tree) -> dict[str, str]:
     """{address: class such as `0x020700`} of every PCI function, in address order."""
     found = {}
     for address in sorted(tree.listdir(paths.PCI), key=order):
-        code = tree.read(f"{paths.PCI}/{address}/class")
+        code = tree.attributes(f"{paths.PCI}/{address}", ("class",))["class"]
         if code:
             found[address] = code
     return found
 
 
-def order(address: str) -> list[int]:
+def order(address: str) -> tuple[int, str]:
     """Sort key of a PCI address; a domain may have more than four digits (VMD, Hyper-V)."""
-    try:
-        return [int(part, 16) for part in re.split("[:.]", address)]
-    except ValueError:
-        return [1 << 32]
+    return len(address), address
+
+
+def numbers(address: str) -> list[int]:
+    """[segment, bus, device, function]."""
+    return [int(part, 16) for part in address.replace(".", ":").split(":")]
 
 
 def slot(address: str) -> str:
@@ -128,6 +101,15 @@ def kind(tree: Tree, address: str) -> str:
 def driver(tree: Tree, address: str) -> Optional[str]:
     """Name of the bound driver; None when none is."""
     return tree.target(f"{paths.PCI}/{address}/driver")
+
+
+def is_card(tree: Tree, address: str, code: str) -> bool:
+    """Whether a function is a physical one of a Mellanox NIC, which has an RDMA device once its drivers are loaded."""
+    base = f"{paths.PCI}/{address}"
+    if not code.startswith(NETWORK_CLASS) or tree.read(f"{base}/vendor") != f"0x{MELLANOX}":
+        return False
+    other = hexadecimal(tree.read(f"{base}/device")) in _NO_NIC or (driver(tree, address) or "").startswith(_NO_DRIVER)
+    return not other and not tree.readlink(f"{base}/physfn")
 
 
 def numa_node(tree: Tree, address: str) -> int:

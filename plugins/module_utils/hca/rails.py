@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple, Optional
 
-from . import pairing, paths, pci, roots, topology
+from . import management, pairing, paths, pci, roots
 from .netdevs import same_address
 from .text import unknown
+from .topology import Topology
 from .tree import Tree
 
 KEYS = ("hca", "pci", "netdev", "mac")
@@ -43,6 +44,27 @@ class Place(NamedTuple):
     @property
     def managed(self) -> bool:
         return bool(self.lack) and self.lack.code == "management"
+
+
+class Bus(Topology):
+    """The functions on PCI and where they are. functions: `pci.classes`."""
+
+    def __init__(self, tree: Tree, functions: Optional[dict[str, str]] = None):
+        super().__init__(tree)
+        self.tree = tree
+        self.functions = pci.classes(tree) if functions is None else functions
+        self._direct = roots.data_direct_functions(tree, self.functions)
+
+    def data_direct(self, address: str) -> Optional[str]:
+        """The function through which a card reaches its GPU; a string that says so where it has an unknown one."""
+        direct = roots.data_direct(self.tree, address, self.functions, self._direct)
+        if direct or not self._direct or pci.kind(self.tree, address) not in roots.DATA_DIRECT_CARDS:
+            return direct
+        return unknown("no vital product data ties a Data Direct function to this card; its GPU is by order")
+
+    def end(self, address: str) -> str:
+        """The function from which the way to the GPUs counts: Data Direct's, where the card has one."""
+        return roots.data_direct(self.tree, address, self.functions, self._direct) or address
 
 
 class Group(NamedTuple):
@@ -75,16 +97,11 @@ def rails(
     wanted: [{hca|pci|netdev|mac: value, port: number}], port optional. software: allow rxe and siw as automatic rails.
     functions: `pci.classes`, when already read.
     """
-    tree = tree.snapshot()
-    functions = pci.classes(tree) if functions is None else functions
-    if wanted:
-        return _named(tree, hcas, gpus, wanted, functions)
-    return _automatic(tree, hcas, gpus, software, functions)
+    bus = Bus(tree.snapshot(), functions)
+    return _named(bus, hcas, gpus, wanted) if wanted else _automatic(bus, hcas, gpus, software)
 
 
-def _rail(
-    index: int, place: Place, gpu: Optional[dict[str, Any]], reason: str, tree: Tree, functions: dict[str, str]
-) -> dict[str, Any]:
+def _rail(bus: Bus, index: int, place: Place, gpu: Optional[dict[str, Any]], reason: str) -> dict[str, Any]:
     hca, port = place.hca or {}, place.port or {}
     address = hca["pci"]["address"] if hca["pci"] else None
     if not gpu and len(hca["nearest_gpus"]) == 1:
@@ -97,21 +114,11 @@ def _rail(
         "pci": address,
         "gpu": gpu["address"] if gpu else None,
         "distance": gpu["distance"] if gpu else None,
-        "data_direct": _data_direct(tree, address, functions) if address else None,
+        "data_direct": bus.data_direct(address) if address else None,
         "card": hca["sys_image_guid"],
         "reason": reason,
         "lacks": place.lack.text if place.lack else None,
     }
-
-
-def _data_direct(tree: Tree, address: str, functions: dict[str, str]) -> Optional[str]:
-    """The function through which the card reaches its GPU; a string that says so where it has one that is not known."""
-    if not roots.data_direct_functions(tree, functions):
-        return None
-    found = roots.data_direct(tree, address, functions)
-    if found or pci.kind(tree, address) not in roots.DATA_DIRECT_CARDS:
-        return found
-    return unknown("no vital product data ties a Data Direct function to this card; its GPU is by order")
 
 
 def _no_rail(
@@ -133,11 +140,7 @@ def _no_rail(
 
 
 def _named(
-    tree: Tree,
-    hcas: list[dict[str, Any]],
-    gpus: list[dict[str, Any]],
-    wanted: list[dict[str, Any]],
-    functions: dict[str, str],
+    bus: Bus, hcas: list[dict[str, Any]], gpus: list[dict[str, Any]], wanted: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     chosen: list[tuple[int, Place]] = []
     missing = []
@@ -147,20 +150,19 @@ def _named(
         ports = [(hca, port) for hca in found for port in _ports(hca, key, value, item.get("port"))]
         if len(ports) == 1:
             hca, port = ports[0]
-            chosen.append((index, Place(_address(hca), hca, port, _lack(tree, hca, port, hcas))))
+            chosen.append((index, Place(_address(hca), hca, port, _lack(bus.tree, hca, port, hcas))))
         else:
             seen = f"{len(ports)} ports have it; name the port too" if ports else "no HCA port has it"
             missing.append(_no_rail(Lack("named", f"Rail {index} is named by {key} {value}, but {seen}."), index=index))
-    cards = {_card(place): _end(tree, place.address, functions) for _index, place in chosen if place.address}
-    where = topology.Topology(tree)
-    paired = pairing.pair(where, cards, [gpu["address"] for gpu in gpus])
+    cards = {_card(place): bus.end(place.address) for _index, place in chosen if place.address}
+    paired = pairing.pair(bus, cards, [gpu["address"] for gpu in gpus])
     mine = {card: gpu for card, gpu in (paired.seats if paired else ()) if card}
 
     def beside(place: Place) -> Optional[dict[str, Any]]:
         gpu = mine.get(_card(place))
-        return {"address": gpu, "distance": where.distance(gpu, cards[_card(place)])} if gpu else None
+        return {"address": gpu, "distance": bus.distance(gpu, cards[_card(place)])} if gpu else None
 
-    return [_rail(index, place, beside(place), NAMED, tree, functions) for index, place in chosen], missing
+    return [_rail(bus, index, place, beside(place), NAMED) for index, place in chosen], missing
 
 
 def matches(hca: dict[str, Any], key: str, value: str) -> bool:
@@ -194,6 +196,8 @@ def _ports(hca: dict[str, Any], key: str, value: str, number: Any) -> list[dict[
 def _lack(tree: Tree, hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[Lack]:
     """Which evidence of a rail a port lacks; what says nothing about the port itself (its group) comes later."""
     if hca["char_devices"]["uverbs"] is None:
+        if not any(other["char_devices"]["uverbs"] for other in hcas):
+            return Lack("no-verbs", "No HCA has a verbs device: ib_uverbs is not loaded.")
         return Lack("no-verbs", "It has no verbs device: such a sub-device only carries management packets.")
     if hca["function"] == "vf":
         return Lack("virtual", f"It is a virtual function of {hca['pci']['physfn']}.")
@@ -207,8 +211,12 @@ def _lack(tree: Tree, hca: dict[str, Any], port: dict[str, Any], hcas: list[dict
             return Lack("management", f"{netdev['name']} carries {netdev['management']}; name it to use it anyway.")
     masters = {netdev["master"] for netdev in own} - {None}
     bond = next((name for name in sorted(masters) if any(netdev["name"] == name for netdev in own)), None)
-    if bond and any(netdev["master"] == bond for other in hcas if other is not hca for netdev in other["netdevs"]):
-        return Lack("bond-member", f"It is a member of {bond}, and so is another HCA.")
+    if bond:
+        members = {netdev["name"] for other in hcas for netdev in other["netdevs"] if netdev["master"] == bond}
+        members |= management.below(tree, bond) - {bond}
+        beside = sorted(members - {netdev["name"] for netdev in hca["netdevs"]})
+        if beside:
+            return Lack("bond-member", f"It is a member of {bond}, beside {', '.join(beside)}.")
     return unproven(tree, hca, port) or _unused(hca, port, hcas)
 
 
@@ -264,19 +272,18 @@ def _card(place: Place) -> str:
 
 
 def _automatic(
-    tree: Tree, hcas: list[dict[str, Any]], gpus: list[dict[str, Any]], software: bool, functions: dict[str, str]
+    bus: Bus, hcas: list[dict[str, Any]], gpus: list[dict[str, Any]], software: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     out: list[dict[str, Any]] = []
-    groups = _groups(tree, hcas, software, functions, out)
-    where = topology.Topology(tree)
-    hardware = [group for group in groups if group.kind != "software"]
+    groups = _groups(bus, hcas, software, out)
     numbered: list[tuple[int, Place, Optional[str]]] = []
     chosen = []
-    if hardware:
-        paired = {index: _paired(tree, where, group, gpus, functions) for index, group in enumerate(hardware)}
-        best = max(paired, key=lambda index: (_rank(hardware[index], paired[index]), -index))
-        chosen.append(hardware[best])
-        numbered = _by_gpu(tree, hardware[best], paired[best], out) if paired[best] else _by_pci(hardware[best])
+    paired = [(group, _paired(bus, group, gpus)) for group in groups if group.kind != "software"]
+    paired = [(group, seats) for group, seats in paired if _expected(bus, group, seats)]
+    if paired:
+        group, seats = max(paired, key=lambda row: _rank(*row))
+        chosen.append(group)
+        numbered = _by_gpu(group, seats, out) if seats else _by_pci(group)
     for group in groups:
         if group.kind == "software":
             start = max((index for index, _place, _gpu in numbered), default=-1) + 1
@@ -287,13 +294,12 @@ def _automatic(
     for index, place, gpu in numbered:
         lack = place.lack or _other_rate(place, rate)
         if place.hca is None:
-            lack = Lack("no-rdma", f"The card {place.address} has no RDMA device; see cards_without_rdma.")
+            lack = Lack("no-rdma", f"The card {place.address} has no RDMA device: no driver for it, or it failed.")
         if lack:
             out.append(_no_rail(lack, place, index, gpu))
         else:
-            card = _end(tree, place.address, functions)
-            far = {"address": gpu, "distance": where.distance(gpu, card)} if gpu else None
-            found.append(_rail(index, place, far, AUTOMATIC, tree, functions))
+            far = {"address": gpu, "distance": bus.distance(gpu, bus.end(place.address))} if gpu else None
+            found.append(_rail(bus, index, place, far, AUTOMATIC))
     placed = {id(place.port) for _index, place, _gpu in numbered}
     out += [
         _no_rail(place.lack or _left(group, chosen), place)
@@ -333,16 +339,14 @@ def _rate(places: list[Place]) -> Optional[float]:
     return max(rates, key=lambda rate: (rates[rate], rate or 0), default=None)
 
 
-def _groups(
-    tree: Tree, hcas: list[dict[str, Any]], software: bool, functions: dict[str, str], out: list[dict[str, Any]]
-) -> list[Group]:
+def _groups(bus: Bus, hcas: list[dict[str, Any]], software: bool, out: list[dict[str, Any]]) -> list[Group]:
     """Ports by link layer and kind of card, in PCI order; ports that are no port of a card go to `out`."""
     found: dict[tuple[str, str], list[Place]] = {}
     for hca in hcas:
         if not hca["ports"]:
             out.append(_no_rail(Lack("no-port", "It has no port."), Place(_address(hca), hca)))
         for port in hca["ports"]:
-            lack = _lack(tree, hca, port, hcas)
+            lack = _lack(bus.tree, hca, port, hcas)
             if hca["kind"] == "software" and not software and (lack is None or lack.code != "management"):
                 lack = Lack("software", "It is a software HCA; software_hcas allows those.")
             place = Place(_address(hca), hca, port, lack)
@@ -351,31 +355,48 @@ def _groups(
                 continue
             kind = f"{hca['pci']['vendor']}:{hca['pci']['device']}" if hca["pci"] else "software"
             found.setdefault((str(port["link_layer"]), kind), []).append(place)
-    dead = _dead(tree, hcas, functions, {kind for _layer, kind in found})
+    dead = _dead(bus, hcas)
+    live = {kind for _layer, kind in found}
+    for kind in dead.keys() - live:  # no card of its kind is left
+        for address in dead[kind]:
+            layer = "InfiniBand" if bus.functions[address].startswith(_INFINIBAND_CLASS) else "Ethernet"
+            found.setdefault((layer, kind), [])
     groups = []
     for (layer, kind), places in found.items():
-        each = max(Counter(place.hca["name"] for place in places if place.hca).values())
+        each = max(Counter(place.hca["name"] for place in places if place.hca).values(), default=1)
         for address in dead.get(kind, ()):
-            if functions[address].startswith(_INFINIBAND_CLASS) == (layer == "InfiniBand"):
+            if bus.functions[address].startswith(_INFINIBAND_CLASS) == (layer == "InfiniBand"):
                 places += [Place(address)] * each
         cards: dict[str, list[Place]] = {}
-        for place in sorted(places, key=lambda place: pci.order(place.address) if place.address else []):
+        for place in sorted(places, key=lambda place: pci.order(place.address)):
             cards.setdefault(_card(place), []).append(place)
         groups.append(Group(layer, kind, cards))
     return groups
 
 
-def _dead(tree: Tree, hcas: list[dict[str, Any]], functions: dict[str, str], kinds: set[str]) -> dict[str, list[str]]:
-    """{kind: addresses} of physical network functions that have no RDMA device while others of their kind have one."""
+def _dead(bus: Bus, hcas: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """{kind: addresses} of physical network functions that have no RDMA device."""
     taken = {_address(hca) for hca in hcas} | {address for hca in hcas for address in hca["bonded_functions"]}
     found: dict[str, list[str]] = {}
-    for address, code in functions.items():
+    for address, code in bus.functions.items():
         if code.startswith(pci.NETWORK_CLASS) and address not in taken:
-            kind = pci.kind(tree, address)
-            given_away = tree.readlink(f"{paths.PCI}/{address}/physfn") or pci.driver(tree, address) in pci.PASSED_ON
-            if kind in kinds and not given_away:
+            kind = pci.kind(bus.tree, address)
+            virtual = bus.tree.readlink(f"{paths.PCI}/{address}/physfn")
+            given_away = virtual or pci.driver(bus.tree, address) in pci.PASSED_ON
+            if not given_away and kind != roots.DATA_DIRECT:
                 found.setdefault(kind, []).append(address)
     return found
+
+
+def _expected(bus: Bus, group: Group, paired: Optional[pairing.Pairing]) -> bool:
+    """Whether a group can be the rails. Cards of which none has an RDMA device are those of a vendor that makes no
+    others, or stand beside the GPUs.
+    """
+    if any(place.hca for place in group.places):
+        return True
+    address = group.places[0].address
+    beside = paired is not None and paired.level == pairing.SWITCH
+    return beside or pci.is_card(bus.tree, address, bus.functions[address])
 
 
 def _rank(group: Group, paired: Optional[pairing.Pairing]) -> tuple[Any, ...]:
@@ -387,10 +408,11 @@ def _rank(group: Group, paired: Optional[pairing.Pairing]) -> tuple[Any, ...]:
     quiet = len(free) == len(group.places)
     known = [place.hca for place in group.places if place.hca]
     links = [hca["pci"]["link"] for hca in known]
-    lanes = max((link["max_speed_gts"] or 0) * (link["max_width"] or 0) for link in links)
+    lanes = max(((link["max_speed_gts"] or 0) * (link["max_width"] or 0) for link in links), default=0)
     size = (lanes, _rate(group.places) or 0, len(free)) if paired else (len(free), lanes, _rate(group.places) or 0)
     near = (paired.served, -paired.level) if paired else (0, 0)
-    return (bool(free), *near, known[0]["node_type"] != "RNIC", *((quiet,) if paired else ()), *size, quiet)
+    iwarp = bool(known) and known[0]["node_type"] == "RNIC"
+    return (bool(free), *near, not iwarp, *((quiet,) if paired else ()), *size, quiet)
 
 
 # Numbers.
@@ -401,22 +423,13 @@ def _by_pci(group: Group) -> list[tuple[int, Place, Optional[str]]]:
     return [(index, place, None) for index, place in enumerate(group.free)]
 
 
-def _paired(
-    tree: Tree, where: topology.Topology, group: Group, gpus: list[dict[str, Any]], functions: dict[str, str]
-) -> Optional[pairing.Pairing]:
-    ends = {card: _end(tree, places[0].address, functions) for card, places in group.cards.items()}
+def _paired(bus: Bus, group: Group, gpus: list[dict[str, Any]]) -> Optional[pairing.Pairing]:
+    ends = {card: bus.end(places[0].address) for card, places in group.cards.items()}
     managed = {card for card, places in group.cards.items() if all(place.managed for place in places)}
-    return pairing.pair(where, ends, [gpu["address"] for gpu in gpus], managed)
+    return pairing.pair(bus, ends, [gpu["address"] for gpu in gpus], managed)
 
 
-def _end(tree: Tree, address: str, functions: dict[str, str]) -> str:
-    """The function from which the way to the GPUs counts: Data Direct's, where the card has one."""
-    return roots.data_direct(tree, address, functions) or address
-
-
-def _by_gpu(
-    tree: Tree, group: Group, paired: pairing.Pairing, out: list[dict[str, Any]]
-) -> list[tuple[int, Place, Optional[str]]]:
+def _by_gpu(group: Group, paired: pairing.Pairing, out: list[dict[str, Any]]) -> list[tuple[int, Place, Optional[str]]]:
     """Seat by seat; each card has as many numbers as the largest one.
 
     Ports that management uses take none, unless their card would be left with fewer ports than the others.

@@ -18,7 +18,7 @@ from .tree import Tree
 _BUS_ID = re.compile(r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]$")
 _DEVICES = "/sys/devices/"
 # The function through which a ConnectX-8 reaches GPU memory; it hangs below the GPU's root, the card's own may not.
-_DATA_DIRECT = f"{pci.MELLANOX}:2100"
+DATA_DIRECT = f"{pci.MELLANOX}:2100"
 # Cards of which some have one.
 DATA_DIRECT_CARDS = (f"{pci.MELLANOX}:1023", f"{pci.MELLANOX}:1025")
 _DIRECT_CLASSES = (pci.NETWORK_CLASS, "0x08")  # firmware shows it as a network card or as a DMA controller
@@ -48,22 +48,23 @@ def hca_root(tree: Tree, hca: dict[str, Any], functions: dict[str, str]) -> Opti
     Of a card with Data Direct that function's root counts; a software HCA takes that of the NIC below its netdev.
     """
     if hca["pci"]:
-        return pcie_root(tree, data_direct(tree, hca["pci"]["address"], functions) or hca["pci"]["address"])
+        direct = data_direct(tree, hca["pci"]["address"], functions, data_direct_functions(tree, functions))
+        return pcie_root(tree, direct or hca["pci"]["address"])
     return pcie_root(tree, pci.below(tree, next((port["netdev"] for port in hca["ports"] if port["netdev"]), None)))
 
 
 def data_direct_functions(tree: Tree, functions: dict[str, str]) -> list[str]:
     """Data Direct functions of all cards."""
     able = (address for address, code in functions.items() if code.startswith(_DIRECT_CLASSES))
-    return [address for address in able if pci.kind(tree, address) == _DATA_DIRECT]
+    return [address for address in able if pci.kind(tree, address) == DATA_DIRECT]
 
 
-def data_direct(tree: Tree, address: str, functions: dict[str, str]) -> Optional[str]:
+def data_direct(tree: Tree, address: str, functions: dict[str, str], others: list[str]) -> Optional[str]:
     """The Data Direct function of a NIC's function: of the same card by its VPD, and of the same rank on it.
 
-    None without one, and where the two cannot be paired: a card with one NIC function and two of the others, say.
+    others: `data_direct_functions`. None without one, and where the two cannot be paired: a card with one NIC function
+    and two of the others, say.
     """
-    others = data_direct_functions(tree, functions)
     if not others or address in others:
         return None
     mine = _marks(tree, address)

@@ -177,11 +177,17 @@ def _asked(call: Callable[[], Any]) -> Any:
 
 _ESTABLISHED = "01"
 _SSH = 22
+_SSH_PORT = re.compile(r"^\s*(?:Port[\s=]+|ListenAddress[\s=]+\S+:)(\d{1,5})\s*$", re.MULTILINE | re.IGNORECASE)
 
 
 def ssh_addresses(tree: Tree, own: Optional[tuple[str, int]] = None) -> list[str]:
-    """The node's ends of established connections to port 22 and to the port of this run. own: its address and port."""
+    """The node's ends of established connections to the SSH server and to the port of this run. own: its address and
+    port.
+    """
     ports = {_SSH, own[1] if own else _SSH}
+    folder = "/etc/ssh/sshd_config.d"
+    for path in ("/etc/ssh/sshd_config", *(f"{folder}/{name}" for name in tree.listdir(folder))):
+        ports.update(map(int, _SSH_PORT.findall(tree.read(path) or "")))
     found = {own[0]: None} if own else {}
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (tree.read(path) or "").splitlines()[1:]:

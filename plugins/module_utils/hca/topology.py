@@ -29,6 +29,7 @@ class Topology:
     def __init__(self, tree: Tree):
         self._tree = tree.snapshot()
         self._chains: dict[str, tuple[str, ...]] = {}
+        self._nodes: dict[str, int] = {}
         self._single: Optional[bool] = None
 
     def chain(self, address: str) -> tuple[str, ...]:
@@ -70,7 +71,10 @@ class Topology:
         return [{"address": other, "distance": best} for other in sorted(found[best], key=pci.order)] if best else []
 
     def numa_node(self, address: str) -> int:
-        return pci.numa_node(self._tree, address)
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes[address] = pci.numa_node(self._tree, address)
+        return node
 
     def vacant(self, chain: tuple[str, ...]) -> bool:
         """Whether a bridge below this place of the tree has nothing behind it."""
@@ -82,7 +86,7 @@ class Topology:
 
     def _same_node(self, one: str, other: str) -> bool:
         """A machine with a single NUMA node need not name it for each function (-1)."""
-        first, second = pci.numa_node(self._tree, one), pci.numa_node(self._tree, other)
+        first, second = self.numa_node(one), self.numa_node(other)
         if first == second:
             return True
         if -1 not in (first, second):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
-from typing import Callable, Optional
+from collections.abc import Collection, Sequence
+from typing import Any, Callable, Optional
 
 # O_NONBLOCK: a FIFO in a captured tree must not hang the reader.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -56,6 +56,10 @@ class Tree:
     def snapshot(self) -> Snapshot:
         """The same tree with a cache: each file is read once, and every reader sees the same value."""
         return Snapshot(self.root, self._record)
+
+    def once(self, make: Callable[[Tree], Any]) -> Any:
+        """What a function makes of this tree; a snapshot calls each function once."""
+        return make(self)
 
     # What follows touches the file system.
 
@@ -162,7 +166,7 @@ class Tree:
         if self._record:
             self._record("list", path)
         try:
-            return sorted(os.listdir(self._prefix + self._folder(path)))
+            return sorted(os.listdir(self._prefix + self._present(path) if self._prefix else path))
         except (OSError, ValueError) as error:
             _unreadable(error)
             return []
@@ -229,6 +233,11 @@ class Tree:
 
     # Inside the root.
 
+    _absent: Collection[str] = ()
+
+    def _learn(self, path: str, real: Optional[str]) -> None:
+        """Where a folder really is, None: it does not exist. Only a snapshot remembers."""
+
     def _open(self, path: str) -> int:
         if not self._prefix:
             return os.open(path, self._flags)
@@ -245,7 +254,9 @@ class Tree:
             return os.open(directory, _FLAGS | os.O_DIRECTORY)
         try:
             fd = os.open(self._prefix + directory, _FLAGS | os.O_DIRECTORY)
-            if self._inside(fd):
+            real = self._inside(fd)
+            if real:
+                self._learn(directory, real)
                 return fd
             os.close(fd)
         except OSError as error:
@@ -265,7 +276,13 @@ class Tree:
         if not self._prefix:
             return path
         directory, _slash, name = path.rpartition("/")
-        return f"{self._prefix}{self._folder(directory)}/{name}"
+        return f"{self._prefix}{self._present(directory)}/{name}"
+
+    def _present(self, directory: str) -> str:
+        folder = self._folder(directory)
+        if folder in self._absent:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
+        return folder
 
     def _folder(self, path: str) -> str:
         """A path with all links resolved; for directories, the usual case, the kernel does it in one call.
@@ -293,9 +310,14 @@ class Tree:
         if name == "..":
             return parent.rpartition("/")[0]
         here = f"{parent}/{name}"
+        if parent in self._absent:
+            self._learn(here, None)
+            return here
         try:
             link = os.readlink(self._prefix + here)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if isinstance(error, FileNotFoundError):
+                self._learn(here, None)
             return here
         budget[0] -= 1
         if budget[0] < 0:
@@ -315,14 +337,22 @@ class Snapshot(Tree):
         self._stats: dict[str, Optional[os.stat_result]] = {}
         self._resolved: dict[str, str] = {}
         self._folders: dict[str, str] = {}
+        self._absent: set[str] = set()
+        self._made: dict[Callable, Any] = {}
 
     def snapshot(self) -> Snapshot:
         return self
 
+    def once(self, make: Callable[[Tree], Any]) -> Any:
+        if make not in self._made:
+            self._made[make] = make(self)
+        return self._made[make]
+
     def read(self, path: str) -> Optional[str]:
         found = self._text.get(path, _MISSING)
         if found is _MISSING:
-            found = self._text[path] = super().read(path)
+            data = self._bytes[path] if path in self._bytes else Tree.read_bytes(self, path)
+            found = self._text[path] = None if data is None else data.decode("utf-8", "replace").strip()
         return found  # type: ignore[return-value]
 
     def read_bytes(self, path: str) -> Optional[bytes]:
@@ -334,11 +364,12 @@ class Snapshot(Tree):
         return found  # type: ignore[return-value]
 
     def attributes(self, directory: str, names: Sequence[str]) -> dict[str, Optional[str]]:
-        new = [name for name in names if f"{directory}/{name}" not in self._text]
-        if new:
-            for name, value in super().attributes(directory, new).items():
-                self._text[f"{directory}/{name}"] = value
-        return {name: self._text[f"{directory}/{name}"] for name in names}
+        text, folder = self._text, f"{directory}/"
+        new = [name for name in names if folder + name not in text]
+        read = super().attributes(directory, new) if new else {}
+        for name, value in read.items():
+            text[folder + name] = value
+        return read if len(new) == len(names) else {name: text[folder + name] for name in names}
 
     def listdir(self, path: str) -> list[str]:
         found = self._lists.get(path)
@@ -363,6 +394,18 @@ class Snapshot(Tree):
         if found is None:
             found = self._folders[path] = super()._folder(path)
         return found
+
+    def _learn(self, path: str, real: Optional[str]) -> None:
+        if real is None:
+            self._absent.add(path)
+        else:
+            self._folders[path] = real
+
+    def _enter(self, directory: str) -> int:
+        known = self._folders.get(directory)
+        if known is None:
+            return super()._enter(directory)
+        return os.open(self._prefix + known, _FLAGS | os.O_DIRECTORY)
 
     def _resolve(self, path: str, budget: list[int]) -> str:
         found = self._resolved.get(path)

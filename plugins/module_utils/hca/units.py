@@ -15,13 +15,22 @@ def template(unit: str) -> Optional[str]:
     return f"{name}@.{kind}" if at and instance else None
 
 
+def _index(tree: Tree) -> dict[str, list[str]]:
+    """{name: directories that have it, the most important one first}."""
+    found: dict[str, list[str]] = {}
+    for directory in paths.UNIT_DIRECTORIES:
+        for name in tree.listdir(directory):
+            found.setdefault(name, []).append(directory)
+    return found
+
+
 def fragment(tree: Tree, unit: str) -> Optional[str]:
     """Path of the unit file that applies; None when there is none or the unit is masked."""
+    index = tree.once(_index)
     for name in (unit, template(unit)):
-        for directory in paths.UNIT_DIRECTORIES if name else ():
-            if name in tree.listdir(directory):
-                path = f"{directory}/{name}"
-                return None if tree.readlink(path) == "/dev/null" else path
+        for directory in index.get(name, ()):
+            path = f"{directory}/{name}"
+            return None if tree.readlink(path) == "/dev/null" else path
     return None
 
 
@@ -35,13 +44,12 @@ def drop_ins(tree: Tree, unit: str) -> list[str]:
     dashed = stem.split("-")
     prefixes = ["-".join(dashed[:count]) + f"-.{kind}" for count in range(len(dashed) - 1, 0, -1)]
     chosen: dict[str, str] = {}
+    index = tree.once(_index)
     for name in [unit, template(unit), *prefixes, kind]:
-        for directory in paths.UNIT_DIRECTORIES if name else ():
-            # One listing of each directory serves all units.
-            if f"{name}.d" in tree.listdir(directory):
-                for file in tree.listdir(f"{directory}/{name}.d"):
-                    if file.endswith(".conf"):
-                        chosen.setdefault(file, f"{directory}/{name}.d/{file}")
+        for directory in index.get(f"{name}.d", ()):
+            for file in tree.listdir(f"{directory}/{name}.d"):
+                if file.endswith(".conf"):
+                    chosen.setdefault(file, f"{directory}/{name}.d/{file}")
     return [chosen[file] for file in sorted(chosen)]
 
 
@@ -61,7 +69,7 @@ def settings(tree: Tree, unit: str, section: str) -> dict[str, list[str]]:
 def assignments(text: str, section: str) -> list[tuple[str, str]]:
     """[(key, value)] of one section of a unit file, continuation lines joined."""
     found, inside, pending = [], False, ""
-    for raw in text.splitlines():
+    for raw in [*text.splitlines(), ""]:  # k3s' installer ends ExecStart= with a continuation
         line = raw.strip()
         if line[:1] in ("#", ";"):
             continue  # systemd.syntax(7): comments inside a continuation are skipped too

@@ -13,7 +13,8 @@ from ansible.errors import AnsibleError
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import sentence
 
-HOSTS = {"type": "list", "elements": "str"}
+# What the role discovery registers on each host: its typed variables and its facts.
+READ = "__discovery_read"
 
 
 def variables(task_vars: dict, hosts: list[str], names: dict[str, str], needed: str = "") -> list[dict[str, Any]]:
@@ -32,6 +33,22 @@ def variables(task_vars: dict, hosts: list[str], names: dict[str, str], needed: 
 def each(task_vars: dict, hosts: list[str], name: str) -> list[Any]:
     """The variable of each host. AnsibleError names all hosts that lack it."""
     return [of_host[name] for of_host in variables(task_vars, hosts, {name: name}, name)]
+
+
+def nodes(task_vars: dict, hosts: list[str], names: dict[str, str], needed: str = "") -> list[dict[str, Any]]:
+    """Of each host its variables (see above), and as node what tests are planned and judged by: host, address,
+    variables, read, and facts where `read`, what a module read for the tests, has none.
+    """
+    rows = variables(task_vars, hosts, {**names, "discovered": READ, "facts": "ansible_facts"}, needed)
+    return [_with_node(**row) for row in rows]
+
+
+def _with_node(discovered: dict | None = None, facts: dict | None = None, **row: Any) -> dict[str, Any]:
+    if not discovered or not row.get("read"):
+        return row
+    own = {} if "ansible_facts" in row["read"] else {"facts": (facts or {}).get("rdma")}
+    node = {key: discovered[key] for key in ("host", "address", "variables")}
+    return {**row, "node": {**node, **own, "read": row["read"]}}
 
 
 def facts(task_vars: dict, hosts: list[str]) -> list[dict]:

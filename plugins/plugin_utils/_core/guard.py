@@ -12,6 +12,7 @@ import functools
 import pathlib
 
 from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.module_utils.common.yaml import yaml_load
 
 from ...module_utils._core.change import Finding, Refused, failure, unforeseen
 
@@ -63,3 +64,14 @@ def _refuse_facts(facts) -> None:
                 for name in names
             ]
         )
+
+
+def options(documentation: str | dict) -> dict:
+    """An action's argument_spec: the options as its module documents them, which states them alone."""
+    documented = documentation if isinstance(documentation, dict) else yaml_load(documentation)["options"]
+    made = {}
+    for name, option in documented.items():
+        made[name] = {key: value for key, value in option.items() if key not in ("description", "suboptions")}
+        if "suboptions" in option:
+            made[name]["options"] = options(option["suboptions"])
+    return made

@@ -48,7 +48,6 @@ def _failure(entry: dict, groups: dict) -> Failure:
 
 DOCUMENT = yaml_load(pathlib.Path(__file__).with_suffix(".yml").read_text(encoding="utf-8"))
 CATALOGUE = tuple(_failure(entry, DOCUMENT["groups"]) for entry in DOCUMENT["failures"])
-BY_ID = {failure.id: failure for failure in CATALOGUE}
 
 
 def prevented(finding: dict) -> str | None:

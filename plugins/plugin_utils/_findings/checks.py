@@ -12,6 +12,9 @@ from ...module_utils._core.text import runnable
 PASSED, FAILED, NOT_VERIFIED, UNUSED = STATUSES = ("passed", "failed", "not_verified", "unused")
 
 
-def check(identity: str, obj: str, status: str, wanted: str, seen: str, next_step: str = "") -> dict:
+def check(identity: str, obj: str, status, wanted: str, seen: str, next_step: str = "") -> dict:
+    """status: one of STATUSES, or whether the check has passed."""
+    if not isinstance(status, str):
+        status = PASSED if status else FAILED
     step = runnable(next_step) if status in (FAILED, NOT_VERIFIED) else ""
     return {**Finding(obj, wanted, seen, step, identity)._asdict(), "status": status}

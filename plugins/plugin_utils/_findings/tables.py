@@ -176,7 +176,7 @@ def problems(node):
         alike = [card for card in cards if (card["reason"], card["next_step"]) == (reason, step)]
         named = ", ".join(f"{card['address']} ({_card_name(card)})" for card in alike)
         lines.append(f"No RDMA device on {named}: {reason} Next: {step}")
-    lines += _empty_rails(facts["not_rails"])
+    lines += _empty_rails(facts["not_rails"]) if facts["rails"] or not cards else []
     lines += _blocked(facts["modules"])
     lines += _ports_down(facts, node.get("expected_ports") or ())
     if facts["driver"]["agree"] is False:

@@ -42,8 +42,7 @@ def findings(nodes: list[dict], options: dict) -> list[dict]:
         if not node["facts"]["rails"]:
             add("rails", "a rail or more", "none", "run playbooks/discover.yml to see why", node["host"])
         if not (options["gpus_per_node"] or node["facts"]["gpus"]):
-            step = "set nccl_tests_gpus_per_node"
-            add("GPUs", "a GPU or more", "the facts show none", step, node["host"])
+            add("GPUs", "a GPU or more", "the facts show none", "set nccl_tests_gpus_per_node", node["host"])
     rails = {rail["hca"] for node in nodes for rail in node["facts"]["rails"]}
     for node in nodes:
         own = {rail["hca"] for rail in node["facts"]["rails"]}

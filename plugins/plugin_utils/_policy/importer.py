@@ -11,7 +11,7 @@ import re
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from . import networks, resources, sriov
-from .networks import OBJECT_LEFT_OUT, finding
+from .networks import OBJECT_LEFT_OUT
 from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, short, template
 
 POLICY, NODE_POLICY, POOL = "NicClusterPolicy", "NicNodePolicy", "IPPool"
@@ -80,7 +80,7 @@ class _Import:
         self.items: list[tuple[Page, dict]] = []
         self.pools: dict = {}
         self.seen: dict = {}
-        self._resources = resources.Resources(self.variables, nodes, self.findings)
+        self._resources = resources.Resources(self.variables, nodes)
 
     def result(self) -> dict:
         owners = networks.join(self.items, {name: made for name, (_page, made) in self.pools.items()})
@@ -141,7 +141,7 @@ class _Import:
             step = "write it without braces: names and keys are no templates"
             self._refuse(source, "names and keys that are plain words", "a template among them", step)
             return
-        page = Page(content, source)
+        page = Page(content, source, self.findings)
         known = self.seen.setdefault((kind, page.name), source)
         if known != source:
             step = "remove one of them"
@@ -162,13 +162,13 @@ class _Import:
         elif kind == NODE_POLICY:
             self._node_policy(page)
         elif kind == sriov.NODE_POLICY:
-            sriov.functions(page, self.nodes, self.variables, self.findings)
+            sriov.functions(page, self.nodes, self.variables)
             page.finish(OBJECT_LEFT_OUT)
         elif kind == POOL:
-            self.pools[page.name] = (page, networks.pool(page, self.findings))
+            self.pools[page.name] = (page, networks.pool(page))
         else:
             netdevs = {node["host"]: resources.netdevs(node["facts"]) for node in self.nodes}
-            self.items.append((page, networks.attachment(page, netdevs, self.findings)))
+            self.items.append((page, networks.attachment(page, netdevs)))
 
     def _config_map(self, page: Page) -> None:
         self._resources.read(page, ("data", "config.json"))
@@ -228,7 +228,7 @@ class _Import:
         if page.has(*path):
             self._image(page, path, "sriov-device-plugin", "networks_sriov_resources")
             if page.has(*path, "config"):
-                sriov.resources(page, (*path, "config"), self.nodes, self.variables, self.findings)
+                sriov.resources(page, (*path, "config"), self.nodes, self.variables)
             self._leave(page, path, {**_IMAGE_FIELDS, "useCdi": "the role's plugin hands out devices itself"})
 
     # --- sub-states ---------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class _Import:
         if not isinstance(page.get(*path), dict):
             page.say(path, WRONG, why="see the problem")
             wanted = "image, repository and version"
-            self.findings.append(finding(page, path, wanted, short(page.get(*path)), "check its indentation"))
+            page.refuse(path, wanted, short(page.get(*path)), "check its indentation")
             return
         version = str(page.get(*path, "version") or self.shared.get("version") or "")
         flavor, number = driver_version(version)
@@ -281,7 +281,7 @@ class _Import:
             self._resources.read(page, (*path, "config"))
         else:
             step = "set the configList that the plugin serves"
-            self.findings.append(finding(page, (*path, "config"), "a configuration", "none", step))
+            page.refuse((*path, "config"), "a configuration", "none", step)
         self._leave(page, path, _IMAGE_FIELDS)
 
     def _affinity(self, page: Page) -> None:
@@ -325,8 +325,7 @@ class _Import:
         given = page.get(*path)
         if not isinstance(given, dict):
             page.say(path, WRONG, why="see the problem")
-            wanted = "image, repository and version"
-            self.findings.append(finding(page, path, wanted, short(given), "check its indentation"))
+            page.refuse(path, "image, repository and version", short(given), "check its indentation")
             return
         page.say((*path, "image"), verdict, became, why)
         page.cover((*path, "repository"))

@@ -9,7 +9,6 @@ import json
 
 from ...module_utils._cni import address_pool
 from ...module_utils._core import text
-from ...module_utils._core.change import Finding
 from .._core.addresses import netaddr
 from .._preflight import networks
 from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, dotted, short
@@ -43,12 +42,7 @@ _OF_FUNCTIONS = {
 _WHEREABOUTS_OWN = ("datastore", "kubernetes", "log_file", "log_level", "etcd_host", "enable_overlapping_ranges")
 
 
-def finding(page: Page, path: tuple, wanted: str, seen: str, next_step: str) -> Finding:
-    field = f" {dotted(path)}" if path else ""
-    return Finding(f"{page.object}{field}", wanted, seen, next_step)
-
-
-def as_mapping(page: Page, path: tuple, what: str, findings: list[Finding]):
+def as_mapping(page: Page, path: tuple, what: str):
     """Replace a JSON string by the mapping it holds; a mapping that is there already is reported as wrong."""
     value = page.get(*path)
     if isinstance(value, dict):
@@ -72,7 +66,7 @@ def as_mapping(page: Page, path: tuple, what: str, findings: list[Finding]):
         seen = short(value, 60)
     if not isinstance(found, dict):
         page.say(path, WRONG, why="it cannot be read, see the problem")
-        findings.append(finding(page, path, "a string that holds a JSON object", seen, "correct the JSON there"))
+        page.refuse(path, "a string that holds a JSON object", seen, "correct the JSON there")
         return None
     page.put(path, found)
     return found
@@ -89,28 +83,27 @@ def network(value):
 # --- pools ------------------------------------------------------------------------------------------------------------
 
 
-def pool(page: Page, findings: list[Finding]) -> dict:
+def pool(page: Page) -> dict:
     """{subnet, per_node_block_size, gateway, exclude} of an IPPool, as options of an attachment."""
     made: dict = {}
     subnet, size = page.get("spec", "subnet"), page.get("spec", "perNodeBlockSize")
     if network(subnet) is None:
-        step = "write it as 192.0.2.0/24"
-        findings.append(finding(page, ("spec", "subnet"), "a network", short(subnet), step))
+        page.refuse(("spec", "subnet"), "a network", short(subnet), "write it as 192.0.2.0/24")
     else:
         made["subnet"] = subnet
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         step = "set how many addresses each node gets"
-        findings.append(finding(page, ("spec", "perNodeBlockSize"), "a number from 1", short(size), step))
+        page.refuse(("spec", "perNodeBlockSize"), "a number from 1", short(size), step)
     else:
         made["per_node_block_size"] = size
     if page.has("spec", "gateway"):
         made["gateway"] = page.get("spec", "gateway")
     if page.has("spec", "exclusions"):
-        made["exclude"] = _exclusions(page, findings)
+        made["exclude"] = _exclusions(page)
     return made
 
 
-def _exclusions(page: Page, findings: list[Finding]) -> list[str]:
+def _exclusions(page: Page) -> list[str]:
     found: list[str] = []
     given = page.get("spec", "exclusions")
     for number, item in enumerate(given if isinstance(given, list) else [given] if given else []):
@@ -118,8 +111,7 @@ def _exclusions(page: Page, findings: list[Finding]) -> list[str]:
             ranges = netaddr.iprange_to_cidrs(item["startIP"], item["endIP"])
         except (netaddr.AddrFormatError, IndexError, KeyError, TypeError, ValueError):
             path = ("spec", "exclusions", number)
-            step = "give both addresses, the lower one first"
-            findings.append(finding(page, path, "startIP and endIP", short(item), step))
+            page.refuse(path, "startIP and endIP", short(item), "give both addresses, the lower one first")
             continue
         found += [short_network(one) for one in ranges]
     return found
@@ -169,7 +161,7 @@ def _say_blocks(page: Page, made: dict, where: str, nodes: int) -> None:
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 
-def attachment(page: Page, netdevs: dict, findings: list[Finding]) -> dict:
+def attachment(page: Page, netdevs: dict) -> dict:
     """An item of networks_attachments. netdevs: {host: {interface: link layer, or None}} of nodes that were read."""
     kind = TYPES[page.content["kind"]]
     item: dict = {"name": page.name, "type": kind}
@@ -178,9 +170,9 @@ def attachment(page: Page, netdevs: dict, findings: list[Finding]) -> dict:
     if page.has("spec", "networkNamespace"):
         page.say(("spec", "networkNamespace"), TAKEN, f"namespaces: [{namespace}]")
     if kind not in ("macvlan", "ipoib"):
-        _resource(page, item, findings)
+        _resource(page, item)
     else:
-        _master(page, item, netdevs, findings)
+        _master(page, item, netdevs)
     if page.has("spec", "mode"):
         item["mode"] = page.get("spec", "mode")
         page.say(("spec", "mode"), TAKEN, f"mode: {item['mode']}")
@@ -192,16 +184,16 @@ def attachment(page: Page, netdevs: dict, findings: list[Finding]) -> dict:
     for field, why in _OF_FUNCTIONS.items():
         if page.has("spec", field):
             page.say(("spec", field), LEFT_OUT, why=why)
-    _ipam(page, item, findings)
+    _ipam(page, item)
     return item
 
 
-def _resource(page: Page, item: dict, findings: list[Finding]) -> None:
+def _resource(page: Page, item: dict) -> None:
     path, name = ("spec", "resourceName"), page.get("spec", "resourceName")
     if not isinstance(name, str) or not name:
         step = "name the resource of the SR-IOV device plugin that hands out the functions"
         page.cover(path)
-        findings.append(finding(page, path, "a resource", short(name), step))
+        page.refuse(path, "a resource", short(name), step)
         return
     full = name if name.startswith(DEVICE_PREFIX) else DEVICE_PREFIX + name
     item["resource_name"] = full
@@ -209,14 +201,14 @@ def _resource(page: Page, item: dict, findings: list[Finding]) -> None:
     page.say(path, TAKEN, f"resource_name: {full}", why)
 
 
-def _master(page: Page, item: dict, netdevs: dict, findings: list[Finding]) -> None:
+def _master(page: Page, item: dict, netdevs: dict) -> None:
     path, name = ("spec", "master"), page.get("spec", "master")
     if not isinstance(name, str) or not name:
         step = "name the rail's interface; pods on the default-route interface cannot reach their own node"
         wanted = "an interface of the fabric"
         seen = short(name) if name else "none, which means the one of the default route"
         page.cover(path)
-        findings.append(finding(page, path, wanted, seen, step))
+        page.refuse(path, wanted, seen, step)
         return
     item["master"] = name
     without = [host for host, known in netdevs.items() if name not in known]
@@ -245,13 +237,13 @@ def _mtu(page: Page, item: dict) -> None:
 # --- addresses --------------------------------------------------------------------------------------------------------
 
 
-def _ipam(page: Page, item: dict, findings: list[Finding]) -> None:
+def _ipam(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
     if not page.get(*path):
         item["ipam"] = "none"
         page.say(path, TAKEN, "ipam: none", "the interface of the pod gets no address")
         return
-    given = as_mapping(page, path, "the network", findings)
+    given = as_mapping(page, path, "the network")
     if given is None:
         return
     kind = str(given.get("type"))
@@ -265,10 +257,10 @@ def _ipam(page: Page, item: dict, findings: list[Finding]) -> None:
         page.say(path, WRONG, why="see the problem")
         wanted = f"one of {', '.join(readers)}"
         step = "use nv-ipam if several nodes share the network"
-        findings.append(finding(page, (*path, "type"), wanted, short(kind), step))
+        page.refuse((*path, "type"), wanted, short(kind), step)
         return
     item["ipam"] = kind
-    readers[kind](page, item, findings)
+    readers[kind](page, item)
     if "routes" in given:
         page.say((*path, "routes"), LEFT_OUT, why="role networks sets no routes through a second network")
 
@@ -279,7 +271,7 @@ def _option(page: Page, item: dict, field: str, option: str, path: tuple = ("spe
         page.say((*path, field), TAKEN, f"{option}: {short(item[option])}")
 
 
-def _nv_ipam(page: Page, item: dict, findings: list[Finding]) -> None:
+def _nv_ipam(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
     page.say((*path, "type"), TAKEN, "ipam: nv-ipam")
     kind = page.get(*path, "poolType")
@@ -287,16 +279,16 @@ def _nv_ipam(page: Page, item: dict, findings: list[Finding]) -> None:
         page.say((*path, "poolType"), TAKEN, why="ippool is what role networks creates")
     if kind not in (None, "ippool"):
         step = "make it an IPPool; role networks creates no other kind"
-        findings.append(finding(page, (*path, "poolType"), "ippool", short(kind), step))
+        page.refuse((*path, "poolType"), "ippool", short(kind), step)
     name = page.get(*path, "poolName")
     if not isinstance(name, str) or not name:
         page.cover((*path, "poolName"))
-        findings.append(finding(page, (*path, "poolName"), "the name of a pool", short(name), "name the IPPool"))
+        page.refuse((*path, "poolName"), "the name of a pool", short(name), "name the IPPool")
         return
     item["pool"] = name
 
 
-def _whereabouts(page: Page, item: dict, findings: list[Finding]) -> None:
+def _whereabouts(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
     why = "Network Operator deprecated whereabouts in 25.4; nv-ipam takes its place"
     page.say((*path, "type"), TAKEN, "ipam: whereabouts", why)
@@ -309,10 +301,10 @@ def _whereabouts(page: Page, item: dict, findings: list[Finding]) -> None:
     for field in _WHEREABOUTS_OWN:
         if page.has(*path, field):
             page.say((*path, field), LEFT_OUT, why="role networks writes whereabouts' own file on the nodes")
-    _refuse_odd_subnet(page, item, (*path, "range"), findings)
+    _refuse_odd_subnet(page, item, (*path, "range"))
 
 
-def _host_local(page: Page, item: dict, findings: list[Finding]) -> None:
+def _host_local(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
     why = "each node keeps its own leases and would hand out the same addresses; role networks gives each node a block"
     page.say((*path, "type"), WRONG, "ipam: host-local, with a block for each node", why)
@@ -323,7 +315,7 @@ def _host_local(page: Page, item: dict, findings: list[Finding]) -> None:
         flat = [one for inner in outer for one in (inner if isinstance(inner, list) else [inner])]
         if len(flat) != 1 or not isinstance(flat[0], dict):
             step = "create one network for each range"
-            findings.append(finding(page, (*path, "ranges"), "one range with its subnet", short(ranges), step))
+            page.refuse((*path, "ranges"), "one range with its subnet", short(ranges), step)
             return
         page.put((*path, "ranges"), flat[0])
         where = (*path, "ranges")
@@ -334,10 +326,10 @@ def _host_local(page: Page, item: dict, findings: list[Finding]) -> None:
         ("gateway", "gateway"),
     ):
         _option(page, item, field, option, where)
-    _refuse_odd_subnet(page, item, (*where, "subnet"), findings)
+    _refuse_odd_subnet(page, item, (*where, "subnet"))
 
 
-def _static(page: Page, item: dict, findings: list[Finding]) -> None:
+def _static(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
     each = "each pod brings its own in its networks annotation (ips)"
     shared = "every pod that attaches gets the same: one pod at a time"
@@ -348,7 +340,7 @@ def _static(page: Page, item: dict, findings: list[Finding]) -> None:
     found = [one.get("address") if isinstance(one, dict) else None for one in given] if isinstance(given, list) else []
     if not found or not all(isinstance(one, str) for one in found):
         step = "give addresses with their prefix length"
-        findings.append(finding(page, (*path, "addresses"), "addresses", short(given), step))
+        page.refuse((*path, "addresses"), "addresses", short(given), step)
         return
     item["addresses"] = found
     gateways = {str(one["gateway"]) for one in given if one.get("gateway")}
@@ -357,10 +349,9 @@ def _static(page: Page, item: dict, findings: list[Finding]) -> None:
     page.say((*path, "addresses"), TAKEN, f"addresses: {short(found)}")
 
 
-def _refuse_odd_subnet(page: Page, item: dict, path: tuple, findings: list[Finding]) -> None:
+def _refuse_odd_subnet(page: Page, item: dict, path: tuple) -> None:
     if network(item.get("subnet")) is None:
-        step = "write it as 192.0.2.0/24"
-        findings.append(finding(page, path, "a network", short(item.get("subnet")), step))
+        page.refuse(path, "a network", short(item.get("subnet")), "write it as 192.0.2.0/24")
 
 
 def join(items: list[tuple], pools: dict) -> dict:

@@ -9,6 +9,7 @@ import copy
 import json
 
 from ...module_utils._core import text as core_text
+from ...module_utils._core.change import Finding
 
 TAKEN, WRONG, LEFT_OUT, UNKNOWN = "taken", "wrong", "left out", "unknown"
 NOTHING = "nothing"
@@ -29,12 +30,13 @@ _POOLS = ("List[", "resourceName", "numVfs", "nicSelector")
 class Page:
     """lines: mappings with source, object, field, verdict (above), was, became, why (may be empty)."""
 
-    def __init__(self, content: dict, source: str):
+    def __init__(self, content: dict, source: str, findings: list[Finding]):
         self.content = copy.deepcopy(content)
         self.source = source
         self.name = content["metadata"]["name"]
         self.object = f"{content.get('kind')} {self.name}"
         self.lines: list[dict] = []
+        self._findings = findings
         self._said: set[tuple] = {("apiVersion",), ("kind",), ("metadata", "name")}
 
     def get(self, *path):
@@ -69,6 +71,11 @@ class Page:
                 "why": why,
             }
         )
+
+    def refuse(self, path: tuple, wanted: str, seen: str, next_step: str) -> None:
+        """A problem with a field, for which nothing is written."""
+        field = f" {dotted(path)}" if path else ""
+        self._findings.append(Finding(f"{self.object}{field}", wanted, seen, next_step))
 
     def cover(self, *paths: tuple) -> None:
         """Fields whose values another line shows."""

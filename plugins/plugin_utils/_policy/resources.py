@@ -6,9 +6,8 @@ PRIVATE to the collection. Pure; runs on the controller.
 from __future__ import annotations
 
 from ...module_utils._core import text
-from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
-from .networks import as_mapping, finding
+from .networks import as_mapping
 from .page import LEFT_OUT, TAKEN, UNKNOWN, WRONG, Page, short
 
 _ENTRY_KEYS = {key.lower(): key for key in ("resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors")}
@@ -18,14 +17,13 @@ _SELECTORS = ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
 class Resources:
     """Reads one config into variables; reports what is wrong with it on the page and in findings."""
 
-    def __init__(self, variables: dict, nodes: list[dict], findings: list[Finding]):
-        self.variables, self.nodes, self.findings = variables, nodes, findings
+    def __init__(self, variables: dict, nodes: list[dict]):
+        self.variables, self.nodes = variables, nodes
 
     def read(self, page: Page, path: tuple) -> None:
         if "device_plugin_resources" in self.variables:
-            step = "remove one of them"
-            self.findings.append(finding(page, path, "one configuration of the plugin", "a second one", step))
-        found = as_mapping(page, path, "a resource", self.findings)
+            page.refuse(path, "one configuration of the plugin", "a second one", "remove one of them")
+        found = as_mapping(page, path, "a resource")
         if found is None:
             return
         keys = {str(key).lower(): key for key in found}
@@ -35,14 +33,13 @@ class Resources:
             page.say((*path, interval), TAKEN, f"device_plugin_interval_seconds: {short(found[interval])}")
         listed = found.get(keys.get("configlist"))
         if not isinstance(listed, list) or not listed:
-            step = "list the resources in configList"
-            self.findings.append(finding(page, path, "a configList with entries", short(listed), step))
+            page.refuse(path, "a configList with entries", short(listed), "list the resources in configList")
             return
         entries = [self._entry(page, (*path, keys["configlist"], number), entry) for number, entry in enumerate(listed)]
         self.variables["device_plugin_resources"] = [entry for entry in entries if entry]
         names = [entry["resourceName"] for entry in entries if entry]
         for name in sorted({name for name in names if names.count(name) > 1}):
-            self.findings.append(finding(page, path, "one entry for each resource", f"{name} twice", "rename one"))
+            page.refuse(path, "one entry for each resource", f"{name} twice", "rename one")
 
     def _entry(self, page: Page, path: tuple, entry) -> dict | None:
         name = None
@@ -51,8 +48,7 @@ class Resources:
             name = lower.get("resourcename")
         if not name or not isinstance(name, str):
             page.say(path, WRONG, why="see the problem")
-            step = "give each entry a resourceName"
-            self.findings.append(finding(page, path, "an entry with resourceName", short(entry), step))
+            page.refuse(path, "an entry with resourceName", short(entry), "give each entry a resourceName")
             return None
         kept = {_ENTRY_KEYS[str(key).lower()]: value for key, value in entry.items() if str(key).lower() in _ENTRY_KEYS}
         resource = f"{kept.get('resourcePrefix') or 'rdma'}/{name}"
@@ -74,7 +70,7 @@ class Resources:
             page.say((*path, key), WRONG, f"rdmaHcaMax: {config.COUNT}", why, was="not set")
         elif isinstance(count, bool) or not isinstance(count, int) or count < 1:
             step = "set the number of units that pods may request"
-            self.findings.append(finding(page, (*path, key), "a number from 1", short(count), step))
+            page.refuse((*path, key), "a number from 1", short(count), step)
         else:
             why = "how many units are advertised; it limits nothing on the HCA"
             page.say((*path, key), TAKEN, f"rdmaHcaMax: {count}", why)
@@ -90,8 +86,7 @@ class Resources:
         if not isinstance(given, dict) or not given:
             if "selectors" in entry:
                 page.say((*path, "selectors"), WRONG, why="see the problem")
-            step = f"name {text.listing(_SELECTORS)}"
-            self.findings.append(finding(page, (*path, "selectors"), "selectors", short(given), step))
+            page.refuse((*path, "selectors"), "selectors", short(given), f"name {text.listing(_SELECTORS)}")
             return
         if "selectors" not in entry:
             return
@@ -102,7 +97,7 @@ class Resources:
                 page.say((*path, "selectors", key), UNKNOWN, why="the shared device plugin knows no such selector")
             elif not isinstance(value, list) or not all(isinstance(one, str) for one in value):
                 step = "write it as a list of strings"
-                self.findings.append(finding(page, (*path, "selectors", key), "a list", short(value), step))
+                page.refuse((*path, "selectors", key), "a list", short(value), step)
                 kept["selectors"].pop(known[str(key).lower()])
         self._say_matches(page, (*path, "selectors"), kept["selectors"], resource)
 

@@ -6,8 +6,7 @@ PRIVATE to the collection. Pure; runs on the controller.
 from __future__ import annotations
 
 from ...module_utils._core import text
-from ...module_utils._core.change import Finding
-from .networks import DEVICE_PREFIX, as_mapping, finding
+from .networks import DEVICE_PREFIX, as_mapping
 from .page import LEFT_OUT, TAKEN, WRONG, Page, short
 
 API = "sriovnetwork.openshift.io/v1"
@@ -24,20 +23,19 @@ _NOT_TAKEN = {
 }
 
 
-def resources(page: Page, path: tuple, nodes: list[dict], variables: dict, findings: list[Finding]) -> None:
+def resources(page: Page, path: tuple, nodes: list[dict], variables: dict) -> None:
     """config.json of the SR-IOV network device plugin: each resource, by the rails that its addresses name."""
-    found = as_mapping(page, path, "a resource", findings)
+    found = as_mapping(page, path, "a resource")
     if found is None:
         return
     listed = found.get("resourceList")
     if not isinstance(listed, list) or not listed:
-        step = "list the resources in resourceList"
-        findings.append(finding(page, path, "a resourceList with entries", short(found), step))
+        page.refuse(path, "a resourceList with entries", short(found), "list the resources in resourceList")
         return
     for number, entry in enumerate(listed):
         where = (*path, "resourceList", number)
         if not isinstance(entry, dict) or not isinstance(entry.get("resourceName"), str):
-            findings.append(finding(page, where, "an entry with resourceName", short(entry), "name the resource"))
+            page.refuse(where, "an entry with resourceName", short(entry), "name the resource")
             continue
         given = entry.get("selectors")
         selectors = (
@@ -85,7 +83,7 @@ def _vfs(node: dict, address=None) -> list[str]:
     return [str(one).lower() for pci in chosen for one in pci.get("virtfns") or []]
 
 
-def functions(page: Page, nodes: list[dict], variables: dict, findings: list[Finding]) -> None:
+def functions(page: Page, nodes: list[dict], variables: dict) -> None:
     """A SriovNetworkNodePolicy: how many VFs which physical functions have, and the resource that they are."""
     path = ("spec", "nicSelector")
     chosen = page.get(*path) if isinstance(page.get(*path), dict) else {}
@@ -97,11 +95,11 @@ def functions(page: Page, nodes: list[dict], variables: dict, findings: list[Fin
     if not functions_of:
         seen = f"pfNames {text.listing(names)}, which no node that was read has" if names else short(chosen)
         step = "name rootDevices, or let nodes be read: ansible-playbook -i INVENTORY gpufabric.rdma.import_policy "
-        findings.append(finding(page, path, "physical functions", seen, f"{step}-e policy_hosts=gpu_nodes"))
+        page.refuse(path, "physical functions", seen, f"{step}-e policy_hosts=gpu_nodes")
         page.cover(path)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1 or not isinstance(resource, str):
         seen = f"numVfs {short(count)}, resourceName {short(resource)}"
-        findings.append(finding(page, ("spec",), "numVfs and resourceName", seen, "set both"))
+        page.refuse(("spec",), "numVfs and resourceName", seen, "set both")
         return
     listed = variables.setdefault("networks_sriov", [])
     listed += [{"pci": pci, "vfs": count} for pci in dict.fromkeys(functions_of)]

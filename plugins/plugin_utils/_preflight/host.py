@@ -41,6 +41,7 @@ PLAY_VARIABLES = frozenset({"cluster", "discovery_hosts"})
 GROUPS = frozenset({"k3s_servers", "gpu_nodes"})
 
 _NEAR = 0.9
+NO_HCA = "discovery_rails:absent"
 _BOOLEANS = frozenset({"true", "yes", "on", "1", "false", "no", "off", "0"})
 _ROOT_ONLY = "set become: true, or connect as root"
 
@@ -328,7 +329,11 @@ def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tu
     findings += _system(facts)
     findings += _driver(facts, variables, bundle)
     findings += _hcas(facts, variables)
-    findings += _rails(facts, variables)
+    named = _rails(facts, variables)
+    if _stated(facts, variables):  # what is missing is known, and its rail stays empty
+        notes += [row["reason"] for row in facts.get("not_rails") or () if row["code"] == "named"]
+        named = [finding for finding in named if finding.id != NO_HCA]
+    findings += named
     findings += _expected_ports(facts, variables)
     return findings, notes
 
@@ -365,8 +370,16 @@ def _driver(facts: dict, variables: dict, bundle: dict | None) -> list[Finding]:
     return [Finding(*foreign)] if foreign else driver_bundle.findings(variables, node, bundle)
 
 
+def _admitted(facts: dict, variables: dict) -> list[dict]:
+    return [hca for hca in facts["hcas"] if hca["kind"] == "pci" or variables["discovery_software_hcas"]]
+
+
+def _stated(facts: dict, variables: dict) -> bool:
+    return variables["discovery_expected_hcas"] == len(_admitted(facts, variables))
+
+
 def _hcas(facts: dict, variables: dict) -> list[Finding]:
-    admitted = [hca for hca in facts["hcas"] if hca["kind"] == "pci" or variables["discovery_software_hcas"]]
+    admitted = _admitted(facts, variables)
     names = [hca["name"] for hca in admitted]
     software = [hca["name"] for hca in facts["hcas"] if hca not in admitted]
     coming = [card for card in facts["cards_without_rdma"] if _will_get_rdma(card, facts)]
@@ -445,7 +458,9 @@ def _rails(facts: dict, variables: dict) -> list[Finding]:
                     f"an HCA with this {key}",
                     f"HCAs here: {core_text.listing(map(_identity, facts['hcas'])) or 'none'}"
                     + (f"; cards without RDMA: {core_text.listing(cards)}" if cards else ""),
-                    "name one of these, or set discovery_rails for the hosts that have it",
+                    "name one of these, or set discovery_rails for the hosts that have it; for a rail that is to stay "
+                    f"empty, discovery_expected_hcas: {len(_admitted(facts, variables))} for this host",
+                    NO_HCA,
                 )
             )
         for place in [(name, item.get("port")) for name in matches]:
@@ -579,7 +594,7 @@ def plan_text(results, check_mode: bool = False) -> str:
         for result in results
     ):
         lines.append(
-            f"  {core_text.names(hosts)}: "
+            f"  {core_text.of_nodes(hosts)}: "
             + (core_text.count(len(changes), "change") if changes else "nothing to change")
         )
         if changes:

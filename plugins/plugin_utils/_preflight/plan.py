@@ -21,8 +21,8 @@ from ...module_utils._device_plugin import plan as plugin_plan
 from .._bundle import cni
 from .._bundle import folder as bundle_folder
 from .._core.rails import dra_rails, network_rails
-from . import alike, dra, firewall, host, k3s, networks, roles, variables
 from . import bundle as needs
+from . import dra, firewall, host, k3s, networks, rail_map, roles, variables
 
 # The host layer as a whole: every variable of every role, the HCAs, and what its roles would change.
 HOST_LAYER = "discovery"
@@ -91,6 +91,8 @@ def _plan(nodes: list[dict], run: Run) -> dict:
     _described.cache_clear()
     findings: list[dict] = []
     hosts = {node["host"]: _of_host(node, run, findings) for node in nodes}
+    for name, odd in rail_map.differing({name: decided.get("rail_map") for name, decided in hosts.items()}).items():
+        findings += [{**row, "role": ""} for row in at(name, [odd])]
     made: dict[str, Any] = {"roles": list(run.roles), "hosts": hosts, "findings": findings, "notes": []}
     read = [node for node in nodes if _facts(node) is not None]
     if run.partial:
@@ -169,13 +171,16 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
             "settled": outcome["settled"],
             "reboot_reasons": outcome["reboot_reasons"],
             "notes": notes + outcome["notes"],
-            "rail_map": alike.rail_map(facts),
+            "rail_map": rail_map.of_node(facts, typed),
             "driver": (facts.get("driver") or {}).get("explanation"),
         }
     elif host.PLANNED.keys() & set(run.roles):
         for role, planned in host.plans(facts, typed).items():
             rows += planned.findings if role in run.roles else []
     if facts is not None:
+        if {"device_plugin", "networks"} & set(run.roles):
+            files = (node.get("networks") or {}).get("files") or {}
+            rows += rail_map.moved(facts, typed, node.get("plugin_config"), files)
         decided.update(boot_id=facts["node"]["boot_id"], name=name_of(node))
     findings += [{**row, "role": ""} for row in at(node["host"], rows)]
     return decided
@@ -460,11 +465,9 @@ def text(planned: dict, roles_asked: Sequence[str], check_mode: bool) -> str:
         return "{}\n\n{}\n".format(*host.failure_text(planned["findings"], list(hosts)))
     if HOST_LAYER not in roles_asked:
         return ""
-    odd = alike.differing({name: decided["rail_map"] for name, decided in hosts.items()})
     rows = []
     for name, decided in hosts.items():
-        notes = [*decided["notes"], *_unasked(decided), *filter(None, [odd.get(name)])]
-        rows.append({"host": name, **decided, "notes": notes})
+        rows.append({"host": name, **decided, "notes": [*decided["notes"], *_unasked(decided)]})
     return f"{host.plan_text(rows, check_mode)}\n"
 
 

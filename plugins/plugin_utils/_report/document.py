@@ -29,7 +29,7 @@ def collect(judged: list[dict], nodes: list[dict], at: str) -> dict:
     """The results document of a verification.
 
     judged: what _verify.judge says of each host, in the order of the play. nodes: {host, read} of those that were
-    read, read being what host_probe returned. at: ISO 8601, UTC.
+    read, read being what node_facts returned. at: ISO 8601, UTC.
     """
     facts = {node["host"]: ((node["read"].get("ansible_facts") or {}).get("rdma")) for node in nodes}
     return {

@@ -41,7 +41,7 @@ def offered(host: dict, node: dict) -> list[dict]:
                 if published["taints"]
                 else "run the role device_plugin with all nodes"
             )
-        checks.append(check(f"slice:{rail['hca']}", obj, PASSED if good else FAILED, wanted, seen, step))
+        checks.append(check(f"slice:{rail['hca']}", obj, good, wanted, seen, step))
     return checks
 
 
@@ -67,7 +67,7 @@ def of_pod(pod: dict, claims: list[dict], cluster: dict) -> list[dict]:
         elif f"rail-{rail}" != name or device["node"] != pod["node"]:
             wrong.append(f"request {name} has {device['name']} of rail {rail} on {device['node']}")
     seen = "; ".join(wrong) or core_text.listing(result["device"] for result in claim["devices"])
-    return [check(identity, obj, FAILED if wrong else PASSED, wanted, seen, _LOOK)]
+    return [check(identity, obj, not wrong, wanted, seen, _LOOK)]
 
 
 def aligned(pod: dict, state: dict | None, claims: list[dict], cluster: dict) -> dict:
@@ -82,7 +82,7 @@ def aligned(pod: dict, state: dict | None, claims: list[dict], cluster: dict) ->
     seen = f"{gpu['name']} at {roots[0]}, {rail['name']} at {roots[1]}"
     good = roots[0] is not None and roots[0] == roots[1]
     step = "the attributes of one of the two have changed since, or its driver is wrong: " + _LOOK
-    return check(identity, obj, PASSED if good else FAILED, wanted, seen, step)
+    return check(identity, obj, good, wanted, seen, step)
 
 
 def _unallocated(pod: dict, state: dict | None, cluster: dict, unmet: dict) -> dict:

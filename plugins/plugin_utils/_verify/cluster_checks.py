@@ -41,8 +41,8 @@ def lint(cluster: dict, hosts: list[dict], drivers: dict, fabric_allowed: bool =
         node = known[host["host"]]
         if node is None:
             continue
-        of_host = _driver(cluster, host, drivers.get(host["host"])) + _labels(cluster, host, node)
-        of_host += _selected(configs, host, node) + _pod_cidr(cluster, node) + _pod_nic(host, node, fabric_allowed)
+        of_host = [*_driver(cluster, host, drivers.get(host["host"])), *_labels(cluster, host, node)]
+        of_host += [*_selected(configs, host, node), *_pod_cidr(cluster, node), *_pod_nic(host, node, fabric_allowed)]
         checks += [(host["host"], item) for item in of_host]
     return checks
 
@@ -55,15 +55,14 @@ def _title(item: dict) -> str:
 # --- the NicClusterPolicy ---------------------------------------------------------------------------------------------
 
 
-def _policies(cluster: dict) -> list[dict]:
-    checks = []
+def _policies(cluster: dict):
     for policy in cluster.get("policies") or []:
         config = ((policy["spec"] or {}).get("rdmaSharedDevicePlugin") or {}).get("config")
         if config is not None and not isinstance(config, str):
             seen = f"a {'list' if isinstance(config, list) else 'mapping'} in YAML"
             step = "write it as a block scalar (config: |) with valid JSON"
             wanted = "rdmaSharedDevicePlugin.config as a JSON string"
-            checks.append(check("policy:config", _title(policy), FAILED, wanted, seen, step))
+            yield check("policy:config", _title(policy), FAILED, wanted, seen, step)
         status = policy.get("status") or {}
         late = [
             f"{state['name']} {state['state']}"
@@ -73,8 +72,7 @@ def _policies(cluster: dict) -> list[dict]:
         if status.get("state") not in (None, "ready") or late:
             seen = f"{status.get('state') or 'no state'}" + (f"; {core_text.listing(late)}" if late else "")
             step = "see the log of the operator and of the component's pods in its namespace"
-            checks.append(check("policy:state", _title(policy), FAILED, "ready, with all its components", seen, step))
-    return checks
+            yield check("policy:state", _title(policy), FAILED, "ready, with all its components", seen, step)
 
 
 def _driver(cluster: dict, host: dict, driver) -> list[dict]:
@@ -82,18 +80,10 @@ def _driver(cluster: dict, host: dict, driver) -> list[dict]:
     if installed not in _HOST_DRIVERS:
         return []
     step = f"remove the ofedDriver block from the policy, or {installed} from the node"
-    return [
-        check(
-            "policy:driver",
-            f"driver of {host['host']}",
-            FAILED,
-            "one source of the driver: the host or a container",
-            f"{installed} is installed on the node, and {_title(policy)} sets ofedDriver",
-            step,
-        )
-        for policy in cluster.get("policies") or []
-        if (policy["spec"] or {}).get("ofedDriver")
-    ]
+    obj, wanted = f"driver of {host['host']}", "one source of the driver: the host or a container"
+    titles = [_title(item) for item in cluster.get("policies") or [] if (item["spec"] or {}).get("ofedDriver")]
+    seen = [f"{installed} is installed on the node, and {title} sets ofedDriver" for title in titles]
+    return [check("policy:driver", obj, FAILED, wanted, text, step) for text in seen]
 
 
 # --- device plugins ---------------------------------------------------------------------------------------------------
@@ -160,8 +150,7 @@ def _daemons(cluster: dict) -> list[dict]:
     return [item for item in cluster.get("plugins") or [] if item["kind"] == "DaemonSet"]
 
 
-def _labels(cluster: dict, host: dict, node: dict) -> list[dict]:
-    checks = []
+def _labels(cluster: dict, host: dict, node: dict):
     for item in _daemons(cluster) if host["rails"] else []:
         selector = item["spec"]["template"]["spec"].get("nodeSelector") or {}
         labels = node.get("labels") or {}
@@ -170,19 +159,17 @@ def _labels(cluster: dict, host: dict, node: dict) -> list[dict]:
             seen = f"{_title(item)} selects {core_text.listing(lacking)}, which the node lacks"
             step = "set the label (k3s_node_features_by_nfd: false, or Node Feature Discovery with its rule)"
             obj, wanted = f"labels of {node['name']}", "the labels that the device plugin's pods select"
-            checks.append(check("plugin:node-label", obj, FAILED, wanted, seen, step))
-    return checks
+            yield check("plugin:node-label", obj, FAILED, wanted, seen, step)
 
 
-def _security(cluster: dict) -> list[dict]:
-    levels, checks = cluster.get("security") or {}, []
+def _security(cluster: dict):
+    levels = cluster.get("security") or {}
     for space in sorted({item["metadata"].get("namespace") or "default" for item in _daemons(cluster)}):
         if levels.get(space) not in (None, _LEVEL):
             step = f"kubectl label --overwrite ns {space} pod-security.kubernetes.io/enforce={_LEVEL}"
             seen = f"enforce {levels[space]}: pods that reach devices are refused"
             wanted = f"Pod Security level {_LEVEL} where device plugins run"
-            checks.append(check("namespace:pod-security", f"namespace {space}", FAILED, wanted, seen, step))
-    return checks
+            yield check("namespace:pod-security", f"namespace {space}", FAILED, wanted, seen, step)
 
 
 # --- the pod network --------------------------------------------------------------------------------------------------
@@ -204,9 +191,9 @@ def _pod_cidr(cluster: dict, node: dict) -> list[dict]:
     return []
 
 
-def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
+def _pod_nic(host: dict, node: dict, fabric_allowed: bool):
     """K8: the NIC that Flannel chose when it started, and the MTU that it read then."""
-    address, checks = node.get("pod_network_address"), []
+    address = node.get("pod_network_address")
     nics = [
         (name, netdev["mtu"])
         for name, netdev in host["netdevs"].items()
@@ -221,14 +208,13 @@ def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
                 "flannel_fabric_allowed: true if that is intended"
             )
             wanted = "pod traffic on the node's own network"
-            checks.append(check("cluster:pod-nic", f"pod network of {node['name']}", FAILED, wanted, seen, step))
+            yield check("cluster:pod-nic", f"pod network of {node['name']}", FAILED, wanted, seen, step)
         link, room = host["netdevs"].get(_VXLAN_LINK), (mtu or 0) - pod_network.OVERHEAD["vxlan"]
         if link and link["mtu"] and mtu and link["mtu"] > room:
             seen = f"{link['mtu']}, with MTU {mtu} on {name}: large packets between nodes are lost"
             step = "give the NIC its MTU, then k3s kubectl -n kube-flannel rollout restart daemonset/kube-flannel-ds"
             obj = f"MTU of {_VXLAN_LINK} on {node['name']}"
-            checks.append(check("cluster:pod-mtu", obj, FAILED, f"{room} or less", seen, step))
-    return checks
+            yield check("cluster:pod-mtu", obj, FAILED, f"{room} or less", seen, step)
 
 
 def _within(cidr: str, network) -> bool:
@@ -266,7 +252,7 @@ def _has_ipam(network: dict) -> bool:
     return any('"ipam"' in text and '"type"' in text.partition('"ipam"')[2] for text in network["configs"].values())
 
 
-def clashes(pods: list[dict], answers: dict) -> list[tuple[str, dict]]:
+def clashes(pods: list[dict], answers: dict):
     """(host, check) for each address that pods of different nodes hold in one network; a node tracks its own."""
     holders: dict[tuple, list[dict]] = {}
     for pod in pods:
@@ -274,13 +260,10 @@ def clashes(pods: list[dict], answers: dict) -> list[tuple[str, dict]]:
         for item in pod["attachments"] if answer else []:
             for address in answer["addresses"].get(item["interface"]) or []:
                 holders.setdefault((item["network"], address.partition("/")[0]), []).append(pod)
-    checks = []
     for (network, address), held in sorted(holders.items(), key=lambda holder: holder[0]):
         if len({pod["node"] for pod in held}) > 1:
             seen = " and ".join(f"pod {pod['kind']} on {pod['node']}" for pod in held)
             step = "give each node a block of its own: nv-ipam, or networks_attachments"
-            item = check(
-                "pod:address-clash", f"address {address} of network {network}", FAILED, "one holder", seen, step
-            )
-            checks += [(host, item) for host in dict.fromkeys(pod["host"] for pod in held)]
-    return checks
+            obj = f"address {address} of network {network}"
+            for host in dict.fromkeys(pod["host"] for pod in held):
+                yield host, check("pod:address-clash", obj, FAILED, "one holder", seen, step)

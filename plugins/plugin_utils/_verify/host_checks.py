@@ -26,10 +26,6 @@ _NEEDS_UMAD, _NEEDS_CM = "ib_umad", "rdma_ucm"
 _EVERYBODY, _ROOT = "0666", "0600"
 
 
-def _verdict(good: bool) -> str:
-    return PASSED if good else FAILED
-
-
 # --- one node --------------------------------------------------------------------------------------------------------
 
 
@@ -85,7 +81,7 @@ def _modules(facts: dict, plan, variables: dict, offline) -> list[dict]:
         step = _SITE
         if obj in blocked:
             seen, step = f"{seen}: {blocked[obj].seen}", blocked[obj].next_step
-        checks.append(check(f"module:{name}", obj, _verdict(good), wanted, seen, step))
+        checks.append(check(f"module:{name}", obj, good, wanted, seen, step))
     return checks
 
 
@@ -142,7 +138,7 @@ def _device(name, obj: str, mode: str, variables: dict, present, offline) -> dic
         f"remove the udev rule that sets it (grep -r infiniband /etc/udev/rules.d), chown root:root {path}, "
         f"chmod {mode} {path}, and recreate the pods that have it"
     )
-    return check(identity, obj, _verdict(usable and device["owner"] == "root"), wanted, seen, step)
+    return check(identity, obj, usable and device["owner"] == "root", wanted, seen, step)
 
 
 def _ports(facts: dict, variables: dict) -> list[dict]:
@@ -163,19 +159,10 @@ def _ports(facts: dict, variables: dict) -> list[dict]:
             wanted = "state ACTIVE" if needed else "no rail and no expectation needs it"
             checks.append(check(f"port:{name}", obj, status, wanted, seen, _port_step(hca, port)))
     missing = expected - {f"{hca['name']}/{port['number']}" for hca in facts["hcas"] for port in hca["ports"]}
-    for name in sorted(missing):
-        seen = f"no such port; HCAs here: {core_text.listing(hca['name'] for hca in facts['hcas']) or 'none'}"
-        checks.append(
-            check(
-                f"port:{name}",
-                f"port {name} (expected)",
-                FAILED,
-                "state ACTIVE",
-                seen,
-                "run playbooks/discover.yml to see why the HCA is gone",
-            )
-        )
-    return checks
+    seen = f"no such port; HCAs here: {core_text.listing(hca['name'] for hca in facts['hcas']) or 'none'}"
+    step = "run playbooks/discover.yml to see why the HCA is gone"
+    gone = [(f"port:{name}", f"port {name} (expected)") for name in sorted(missing)]
+    return checks + [check(*port, FAILED, "state ACTIVE", seen, step) for port in gone]
 
 
 def _port_step(hca: dict, port: dict) -> str:
@@ -199,7 +186,7 @@ def _netns(facts: dict, variables: dict, offline) -> list[dict]:
         return [check(identity, obj, NOT_VERIFIED, wanted, seen, "load ib_core; " + _SITE)]
     good = running == mode and subsystem["persisted_netns_mode"] in (mode, None)
     step = _SITE if subsystem["persisted_netns_mode"] != mode else "reboot the node: the mode set for boot is right"
-    return [check(identity, obj, _verdict(good), wanted, seen, step)]
+    return [check(identity, obj, good, wanted, seen, step)]
 
 
 def _memlock(facts: dict, variables: dict, probe: dict) -> list[dict]:
@@ -233,7 +220,7 @@ def _memlock_of(service: str, state, tried, limit: str) -> tuple:
     if tried["error"]:
         return FAILED, f"{seen}; {tried['error']}", _SITE
     seen += f"; locked {tried['locked'] // 2**20} MiB"
-    return _verdict(_same_limit(state["memlock"], limit)), seen, _SITE
+    return _same_limit(state["memlock"], limit), seen, _SITE
 
 
 def _plugins(probe: dict) -> list[dict]:
@@ -255,7 +242,7 @@ def _plugins(probe: dict) -> list[dict]:
         seen = f"{seen} ({plugin['by']})" if seen else f"an answer on {core_text.listing(sorted(plugin['sockets']))}"
         good = bool(plugin["sockets"]) and not silent
         wanted = "an answer on each of its sockets"
-        checks.append(check(f"plugin:socket:{name}", obj, _verdict(good), wanted, seen, _restart(plugin["by"])))
+        checks.append(check(f"plugin:socket:{name}", obj, good, wanted, seen, _restart(plugin["by"])))
     return checks
 
 
@@ -271,17 +258,9 @@ def _same_limit(seen, wanted) -> bool:
 
 def _left_over(plan, covered: set) -> list[dict]:
     """What a run would still change or refuse, and no check above covers."""
-    checks = [
-        check(f"state:{change.object}", change.object, FAILED, _brief(change.after), _brief(change.before), _SITE)
-        for change in plan.changes
-        if change.object not in covered
-    ]
-    checks += [
-        check(f"state:{finding.object}", finding.object, FAILED, finding.wanted, finding.seen, finding.next_step)
-        for finding in plan.findings
-        if finding.object not in covered
-    ]
-    return checks
+    rows = [(change.object, _brief(change.after), _brief(change.before), _SITE) for change in plan.changes]
+    rows += [finding[:4] for finding in plan.findings]
+    return [check(f"state:{obj}", obj, FAILED, *facts) for obj, *facts in rows if obj not in covered]
 
 
 def _brief(text: str) -> str:
@@ -291,9 +270,8 @@ def _brief(text: str) -> str:
 
 def absent(reason: str) -> list[dict]:
     """A node that could not be verified."""
-    return [
-        check("node", "node", FAILED, "a node that can be verified", reason, "fix that and run playbooks/verify.yml")
-    ]
+    step = "fix that and run playbooks/verify.yml"
+    return [check("node", "node", FAILED, "a node that can be verified", reason, step)]
 
 
 _ANSWERS = {"open": PASSED, "blocked": FAILED, "unknown": NOT_VERIFIED}
@@ -309,15 +287,9 @@ def firewall_checks(
     if results is None:
         why, step = failure or "an earlier step of this run failed", "fix that and run playbooks/verify.yml again"
         return [check("firewall", "firewall", NOT_VERIFIED, "ports that answer the node's peers", why, step)]
+    facts = ("wanted", "seen", "next_step")
     rows = [
-        check(
-            f"firewall:{port['id']}",
-            port["object"],
-            _ANSWERS[port["state"]],
-            port["wanted"],
-            port["seen"],
-            port["next_step"],
-        )
+        check(f"firewall:{port['id']}", port["object"], _ANSWERS[port["state"]], *map(port.get, facts))
         for port in results
     ]
     for row in rows:
@@ -422,23 +394,20 @@ def report_text(nodes: list[dict], check_mode: bool = False) -> str:
         parts.append(f"Unused\n{_short_rows(unused)}")
     measured = [item for item in every if item.get("figures")]
     if measured:
-        rows = [
-            (
-                item["object"],
-                f"{item['figures']['seconds']:.1f}",
-                item["figures"].get("mb_per_s", ""),
-                item["figures"].get("gbps", ""),
-                item["status"],
-            )
-            for item in measured
-        ]
+        rows = [(item["object"], *_figures(**item["figures"]), item["status"]) for item in measured]
         parts.append("Fabric\n" + _indent(core_text.table(("test", "seconds", "MB/s", "Gb/s", "result"), rows)))
-    parts.append("Nodes\n" + _indent(core_text.table(_HEADER, [_node_row(node, check_mode) for node in nodes])))
+    shapes = core_text.alike((node["host"], _node_row(node, check_mode)) for node in nodes)
+    rows = [(core_text.of_nodes(hosts), *row) for hosts, row in shapes]
+    parts.append("Nodes\n" + _indent(core_text.table(_HEADER, rows)))
     parts.append(
         f"Verification on {core_text.count(len(nodes), 'node')}: {total[PASSED]} passed, {total[FAILED]} failed, "
         f"{total[NOT_VERIFIED]} not verified, {total[UNUSED]} unused"
     )
     return "\n\n".join(parts)
+
+
+def _figures(seconds: float, mb_per_s="", gbps="") -> tuple:
+    return f"{seconds:.1f}", mb_per_s, gbps
 
 
 _HEADER = ("node", "HCAs", "rails", "changes", "reboot", "passed", "failed", "not verified", "unused")
@@ -461,7 +430,7 @@ def _node_row(node: dict, check_mode: bool) -> tuple:
         changes = f"{len(node['pending'])} to make" if check_mode else str(len(node["planned"]) - len(node["pending"]))
         reboot = "needed" if node["reboot_reasons"] else "done" if node["rebooted"] else "no"
         shape = (len(facts["hcas"]), f"{active} of {len(rails)} active" if rails else "0", changes, reboot)
-    return (node["host"], *shape, *(counts[status] for status in STATUSES))
+    return (*shape, *(counts[status] for status in STATUSES))
 
 
 def _short_rows(items) -> str:
@@ -471,7 +440,7 @@ def _short_rows(items) -> str:
         rows.setdefault((item["host"], _reason(item)), []).append(item["object"])
     groups = core_text.alike((host, (tuple(objects), reason)) for (host, reason), objects in rows.items())
     return "\n".join(
-        core_text.wrapped(f"  {core_text.names(hosts)}  ", f"{core_text.listing(objects)}: {reason}", "    ")
+        core_text.wrapped(f"  {core_text.of_nodes(hosts)}  ", f"{core_text.listing(objects)}: {reason}", "    ")
         for hosts, (objects, reason) in groups
     )
 

@@ -119,7 +119,7 @@ def _gbps(hca: dict, port: dict):
 def plan_nodes(nodes: list[dict]) -> dict:
     """plan, and as the module fabric_tests takes them: parts (of each host with tests), grace_seconds, wait_seconds.
 
-    nodes: host, address, variables and read (what host_probe returned) of each host of the play.
+    nodes: host, address, variables and read (what node_facts returned) of each host of the play.
     """
     usable = [node for node in nodes if node["read"].get("probe")]
     wanted = [node for node in usable if node["variables"]["verification_fabric"]]

@@ -48,9 +48,7 @@ def cluster_checks(seen: Cluster, drivers: dict, check_mode: bool) -> list[tuple
     if not read.get("cluster"):
         # A silent API server is a fault of the cluster that is there, and no pod has run.
         status = FAILED if deployed and read.get("api_error") and not check_mode else NOT_VERIFIED
-        step = (
-            "check that k3s runs on the first server: systemctl status k3s; without a cluster: verification_pods: false"
-        )
+        step = "see systemctl status k3s on the first server; without a cluster: verification_pods: false"
         return [(first, check("cluster:api", "cluster", status, "an API server that answers", why, step)), *checks]
     cluster = {**read["cluster"], "networks": networks_of(read["cluster"], hosts)}
     checks += [(first, item) for item in lint_checks(cluster, hosts, seen)]
@@ -138,19 +136,17 @@ def cni_checks(host: dict) -> list[dict]:
     return checks
 
 
-def judge_nodes(hosts: list[dict], cluster: dict, plan: dict) -> list[tuple[str, dict]]:
+def judge_nodes(hosts: list[dict], cluster: dict, plan: dict):
     """(host, check) for what each node is in the cluster. hosts: host, rails, netdevs. plan: left_out."""
-    checks: list[tuple[str, dict]] = []
     known = pods.find_nodes(hosts, cluster["nodes"])
     for host in hosts:
         node = known[host["host"]]
         if node is None:
             seen = plan.get("left_out", {}).get(host["host"], "no node of the cluster")
             step = "join it to the cluster (role k3s), or remove it from the group"
-            checks.append((host["host"], check("cluster:node", "cluster node", FAILED, "a Ready node", seen, step)))
+            yield (host["host"], check("cluster:node", "cluster node", FAILED, "a Ready node", seen, step))
             continue
-        checks += [(host["host"], item) for item in node_checks(host, node)]
-    return checks
+        yield from [(host["host"], item) for item in node_checks(host, node)]
 
 
 def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict) -> list[tuple[str, dict]]:
@@ -159,15 +155,13 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
     hosts: host, rails, netdevs. cluster: nodes, networks, dns. plan: pods. run: what test_pods returned. options:
     check_mode, gpu_class.
     """
-    checks = [(skipped["pod"]["host"], _skipped(skipped)) for skipped in plan.get("skipped") or []]
+    # Those that were not started, for a check that was made before says that they could not run.
+    step = "fix that (see its own check) and run playbooks/verify.yml again"
+    skipped = [(item["pod"], item["reason"]) for item in plan.get("skipped") or []]
+    checks = [(pod["host"], _unstarted(pod, reason, step)) for pod, reason in skipped]
     if options["check_mode"]:
-        for pod in plan["pods"]:
-            identity, seen = f"pod:{pod['kind']}", "check mode starts no pod"
-            unverified = check(
-                identity, _obj(pod), NOT_VERIFIED, "a pod that does RDMA", seen, "verified in a real run"
-            )
-            checks.append((pod["host"], unverified))
-        return checks
+        told = ("check mode starts no pod", "verified in a real run")
+        return checks + [(pod["host"], _unstarted(pod, *told)) for pod in plan["pods"]]
     known = pods.find_nodes(hosts, cluster["nodes"])
     by_host = {host["host"]: host for host in hosts}
     answers = {name: pod_probe.parse(text) for name, text in run.get("answers", {}).items()}
@@ -175,10 +169,7 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
     for pod in plan["pods"]:
         state = run.get("pods", {}).get(pod["name"])
         if state is None and run.get("unanswered"):
-            unverified = check(
-                f"pod:{pod['kind']}", _obj(pod), NOT_VERIFIED, "a pod that does RDMA", run["unanswered"], _AGAIN
-            )
-            checks.append((pod["host"], unverified))
+            checks.append((pod["host"], _unstarted(pod, run["unanswered"], _AGAIN)))
             continue
         if pod["kind"] == "aligned":
             checks.append((pod["host"], claim_checks.aligned(pod, state, claims, published)))
@@ -210,11 +201,8 @@ def _not_aligned(hosts: list[dict], cluster: dict, plan: dict, gpu_class: str) -
     return checks
 
 
-def _skipped(skipped: dict) -> dict:
-    """A pod that was not started, for a check that was made before says that it could not run."""
-    step = "fix that (see its own check) and run playbooks/verify.yml again"
-    pod = skipped["pod"]
-    return check(f"pod:{pod['kind']}", _obj(pod), NOT_VERIFIED, "a pod that does RDMA", skipped["reason"], step)
+def _unstarted(pod: dict, seen: str, step: str) -> dict:
+    return check(f"pod:{pod['kind']}", _obj(pod), NOT_VERIFIED, "a pod that does RDMA", seen, step)
 
 
 def _obj(pod: dict) -> str:
@@ -232,7 +220,7 @@ def node_checks(host: dict, node: dict) -> list[dict]:
     startup = [taint for taint in node["taints"] if taint.startswith("rdma.gpufabric.io/not-ready")]
     good = node["ready"] and not startup
     step = "see: k3s kubectl describe node; the startup taint is removed once CNI, resources and memlock are verified"
-    checks = [check("cluster:node", obj, PASSED if good else FAILED, "Ready, without startup taint", seen, step)]
+    checks = [check("cluster:node", obj, good, "Ready, without startup taint", seen, step)]
     checks += claim_checks.offered(host, node)
     expected = claim_checks.served(host)
     served = [name for name in node["capacity"] if name.startswith("rdma/")]
@@ -246,9 +234,7 @@ def node_checks(host: dict, node: dict) -> list[dict]:
         else:
             seen = f"capacity {capacity}, allocatable {allocatable}"
         good = bool(capacity) and allocatable == capacity
-        checks.append(
-            check(f"resource:{name}", f"{name} on {node['name']}", PASSED if good else FAILED, wanted, seen, _PLUGIN)
-        )
+        checks.append(check(f"resource:{name}", f"{name} on {node['name']}", good, wanted, seen, _PLUGIN))
     return checks
 
 
@@ -296,32 +282,22 @@ def _running(pod: dict, state) -> dict:
 
 
 def _why(state: dict) -> str:
-    return (
-        f"{state['phase']}: {'; '.join(state['reasons'])}" if state["reasons"] else f"{state['phase']}, no reason given"
-    )
+    return f"{state['phase']}: {'; '.join(state['reasons']) or 'no reason given'}"
 
 
 def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -> list[dict]:
     """What Multus recorded: eth0 as the default one in the pod network, and each netN in the subnet of its network."""
     if pod["kind"] == "host" or not pod["attachments"]:
         return []
-    status = check(f"pod:{pod['kind']}:network-status", _obj(pod), FAILED, "", "", "see the log of Multus on the node")
+    identity = f"pod:{pod['kind']}:network-status"
     try:
         noted = json.loads(state["status"] or "null")
     except ValueError:
         noted = None
     if not isinstance(noted, list):
-        step = (
-            "the pod was started without Multus: check that 00-multus.conf is valid on the node, and recreate the pod"
-        )
-        return [
-            {
-                **status,
-                "wanted": "a network-status from Multus",
-                "seen": "no network-status annotation",
-                "next_step": step,
-            }
-        ]
+        wanted, seen = "a network-status from Multus", "no network-status annotation"
+        step = "it was started without Multus: check that 00-multus.conf is valid on the node, and recreate the pod"
+        return [check(identity, _obj(pod), FAILED, wanted, seen, step)]
     by_interface = {item.get("interface") or "": item for item in noted}
     node = pods.find_node(host, cluster["nodes"])
     first = by_interface.get("eth0") or {}
@@ -343,8 +319,7 @@ def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -
     seen = "; ".join(wrong) or ", ".join(
         f"{name} {' '.join(interface.get('ips') or [])}" for name, interface in by_interface.items()
     )
-    good = {} if wrong else {"status": PASSED, "next_step": ""}
-    return [{**status, "wanted": "; ".join(wanted), "seen": seen, **good}]
+    return [check(identity, _obj(pod), not wrong, "; ".join(wanted), seen, "see the log of Multus on the node")]
 
 
 def _subnets(network, host: str) -> list[str]:
@@ -371,9 +346,7 @@ def _user(pod: dict, answer: dict) -> list[dict]:
     good = answer["user"] == wanted
     step = "the image or an admission policy changes the user"
     seen = f"user {answer['user']}"
-    return [
-        check(f"pod:{pod['kind']}:user", _obj(pod), PASSED if good else FAILED, f"runs as user {wanted}", seen, step)
-    ]
+    return [check(f"pod:{pod['kind']}:user", _obj(pod), good, f"runs as user {wanted}", seen, step)]
 
 
 def _default_netdevs(answer: dict) -> list[str]:
@@ -387,8 +360,7 @@ def _default_route(pod: dict, answer: dict) -> dict:
     through = _default_netdevs(answer)
     good = through == ["eth0"]
     step = "remove default routes from the attachment (routes, gateway of the pool) and from the pod's annotation"
-    seen = f"through {core_text.listing(through) or 'none'}"
-    return check(identity, _obj(pod), PASSED if good else FAILED, wanted, seen, step)
+    return check(identity, _obj(pod), good, wanted, f"through {core_text.listing(through) or 'none'}", step)
 
 
 def _tools_step(pod: dict) -> str:
@@ -425,7 +397,7 @@ def _interface(pod: dict, item: dict, answer: dict, host: dict, networks: dict) 
             wrong.append(f"it is on {below}")
     seen = "; ".join(wrong) or f"{core_text.listing(addresses) or 'no address'}" + (f", on {master}" if master else "")
     step = "see the log of Multus, and the address block of the node"
-    return check(identity, _obj(pod), FAILED if wrong else PASSED, wanted, seen, step)
+    return check(identity, _obj(pod), not wrong, wanted, seen, step)
 
 
 def _driver(pod: dict, item: dict, answer: dict, networks: dict) -> dict:
@@ -444,7 +416,7 @@ def _driver(pod: dict, item: dict, answer: dict, networks: dict) -> dict:
     else:
         good = any(word in (driver or link_kind or "") for word in expected)
     step = "check that the network of this name is the one you mean (kubectl get net-attach-def)"
-    return check(identity, _obj(pod), PASSED if good else FAILED, wanted, seen, step)
+    return check(identity, _obj(pod), good, wanted, seen, step)
 
 
 def _resolve(pod: dict, answer: dict, cluster: dict) -> dict:
@@ -455,8 +427,7 @@ def _resolve(pod: dict, answer: dict, cluster: dict) -> dict:
     if answer["resolved"] is None:
         return _without(identity, pod, wanted, {"missing": {"resolve": "the tool is missing"}}, "resolve", "getent")
     step = "check that CoreDNS runs and that no attachment takes the route to the service network"
-    status = PASSED if answer["resolved"] else FAILED
-    return check(identity, _obj(pod), status, wanted, answer["resolve_said"] or "no answer", step)
+    return check(identity, _obj(pod), answer["resolved"], wanted, answer["resolve_said"] or "no answer", step)
 
 
 def _peer(pod: dict, answer: dict, other) -> dict:
@@ -466,15 +437,12 @@ def _peer(pod: dict, answer: dict, other) -> dict:
     ip = (other or {}).get("ip")
     wanted = f"{name}, over a headless Service, is {ip or 'the address of its pod'}"
     if ip is None or answer["peer"] is None:
-        seen = (
-            f"pod {pod['peer']['pod']} has no address"
-            if ip is None
-            else "not asked: the other pod does not run, or this one has no getent and no nslookup"
-        )
+        seen = "not asked: the other pod does not run, or this one has no getent and no nslookup"
+        seen = f"pod {pod['peer']['pod']} has no address" if ip is None else seen
         return check(identity, _obj(pod), NOT_VERIFIED, wanted, seen, step)
     words = {word for line in answer["peer"] for word in line.split()}
     seen = " ".join(dict.fromkeys(line.split()[0] for line in answer["peer"] if line.split())) or "no answer"
-    return check(identity, _obj(pod), PASSED if ip in words else FAILED, wanted, seen, step)
+    return check(identity, _obj(pod), ip in words, wanted, seen, step)
 
 
 # --- RDMA -------------------------------------------------------------------------------------------------------------
@@ -507,17 +475,14 @@ def _devices(pod: dict, answer: dict) -> dict:
     wrong = [f"without {core_text.listing(missing)}"] if missing else []
     wrong += [f"with {core_text.listing(sorted(extra))} besides"] if extra else []
     seen = "; ".join(wrong) or core_text.listing(sorted(there))
-    step = (
-        "devices of another HCA mean one resource for several HCAs: use one resource a rail"
-        if extra and not missing
-        else "load ib_umad, ib_uverbs and rdma_ucm on the node, and see the device plugin's log"
-    )
-    return check(identity, _obj(pod), FAILED if wrong else PASSED, wanted, seen, step)
+    step = "load ib_umad, ib_uverbs and rdma_ucm on the node, and see the device plugin's log"
+    if extra and not missing:
+        step = "devices of another HCA mean one resource for several HCAs: use one resource a rail"
+    return check(identity, _obj(pod), not wrong, wanted, seen, step)
 
 
-def _registration(pod: dict, answer: dict) -> list[dict]:
+def _registration(pod: dict, answer: dict):
     size = pod_probe.REGISTERED // 2**20
-    checks = []
     wanted = f"{size} MiB registered with the HCA"
     step = (
         "raise LimitMEMLOCK of the service that starts containers (role limits), restart it and recreate the pod: a "
@@ -526,45 +491,40 @@ def _registration(pod: dict, answer: dict) -> list[dict]:
     if not answer["registered"]:
         seen = "no HCA to try it on" if not answer["granted"] else "not tried"
         identity = f"pod:{pod['kind']}:registration"
-        return [check(identity, _obj(pod), FAILED if not answer["granted"] else NOT_VERIFIED, wanted, seen, step)]
+        yield check(identity, _obj(pod), FAILED if not answer["granted"] else NOT_VERIFIED, wanted, seen, step)
+        return
     for hca, tried in sorted(answer["registered"].items()):
         identity = f"pod:{pod['kind']}:registration:{hca}"
         obj = f"{_obj(pod)}, {hca}"
         if tried["code"] == pod_probe.MISSING:
             seen = "ibv_rc_pingpong: the tool is missing"
-            checks.append(check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod)))
+            yield check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod))
             continue
         limit = f"ulimit -l {answer['memlock']}, IPC_LOCK {'effective' if answer['ipc_lock'] else 'not effective'}"
         seen = f"{tried['bytes'] // 2**20} MiB; {limit}" + (f"; {tried['said']}" if tried["said"] else "")
         good = tried["bytes"] >= pod_probe.REGISTERED
-        checks.append(check(identity, obj, PASSED if good else FAILED, wanted, seen, step))
-    return checks
+        yield check(identity, obj, good, wanted, seen, step)
 
 
-def _verbs(pod: dict, answer: dict, host: dict) -> list[dict]:
-    checks = []
+def _verbs(pod: dict, answer: dict, host: dict):
     for rail in pod["rails"]:
         obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
         identity = f"pod:{pod['kind']}:verbs:{rail['hca']}"
         wanted = f"PORT_ACTIVE, {rail['link_layer']}, active_mtu {rail['active_mtu']}"
         port = (answer["verbs"].get(rail["hca"]) or {}).get(rail["port"])
         if "verbs" in answer["missing"]:
-            checks.append(
-                check(
-                    identity, obj, NOT_VERIFIED, wanted, f"ibv_devinfo: {answer['missing']['verbs']}", _tools_step(pod)
-                )
-            )
+            seen = f"ibv_devinfo: {answer['missing']['verbs']}"
+            yield check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod))
         elif port is None:
             seen = f"ibv_devinfo lists {core_text.listing(sorted(answer['verbs'])) or 'no HCA'}"
-            checks.append(check(identity, obj, FAILED, wanted, seen, _PLUGIN))
+            yield check(identity, obj, FAILED, wanted, seen, _PLUGIN)
         else:
             good = port.get("state") == "PORT_ACTIVE" and port.get("link_layer") == rail["link_layer"]
             good = good and (not isinstance(rail["active_mtu"], int) or port.get("active_mtu") == rail["active_mtu"])
             seen = f"{port.get('state')}, {port.get('link_layer')}, active_mtu {port.get('active_mtu')}"
             step = "see the port's check on the node; active_mtu follows the MTU of its interface (1500 gives 1024)"
-            checks.append(check(identity, obj, PASSED if good else FAILED, wanted, seen, step))
-        checks.append(_ibstat(pod, answer, rail, obj))
-    return checks
+            yield check(identity, obj, good, wanted, seen, step)
+        yield _ibstat(pod, answer, rail, obj)
 
 
 def _ibstat(pod: dict, answer: dict, rail: dict, obj: str) -> dict:
@@ -577,13 +537,11 @@ def _ibstat(pod: dict, answer: dict, rail: dict, obj: str) -> dict:
         seen = f"ibstat lists {core_text.listing(sorted(answer['ibstat'])) or 'no HCA'}"
         return check(identity, obj, FAILED, wanted, seen, "load ib_umad on the node; ibstat needs umad")
     seen = ", ".join(port)
-    status = PASSED if port == ("Active", "LinkUp") else FAILED
-    return check(identity, obj, status, wanted, seen, "see the port's check on the node")
+    return check(identity, obj, port == ("Active", "LinkUp"), wanted, seen, "see the port's check on the node")
 
 
-def _gids(pod: dict, answer: dict) -> list[dict]:
+def _gids(pod: dict, answer: dict):
     """For RoCE a GID of the pod's own address, whose index differs from pod to pod; for InfiniBand the port's own."""
-    checks = []
     interfaces = {item["rail"]["index"]: item["interface"] for item in pod["attachments"] if item["rail"]}
     for rail in pod["rails"]:
         obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
@@ -592,7 +550,7 @@ def _gids(pod: dict, answer: dict) -> list[dict]:
         if rail["link_layer"] == "InfiniBand":
             seen = f"{len(table)} GIDs" + (f", index {table[0]['index']}" if table else "")
             step = "start a subnet manager; see the port's check on the node"
-            checks.append(check(identity, obj, PASSED if table else FAILED, "a GID of the port", seen, step))
+            yield check(identity, obj, table, "a GID of the port", seen, step)
             continue
         interface = rail["netdev"] if pod["kind"] == "host" else interfaces.get(rail["index"])
         if interface is None:
@@ -602,16 +560,15 @@ def _gids(pod: dict, answer: dict) -> list[dict]:
         wanted = f"a RoCE v2 GID of {core_text.listing(addresses) or interface}"
         if index is not None:
             seen = f"index {index} in this pod; let NCCL find it (no NCCL_IB_GID_INDEX)"
-            checks.append(check(identity, obj, PASSED, wanted, seen))
+            yield check(identity, obj, PASSED, wanted, seen)
             continue
         seen = f"{len(table)} GIDs, none of them of {interface}"
         if rail["kind"] == "software" and pod["kind"] != "host":
             seen = f"{seen}; {pods.SOFTWARE_REASON}"
-            checks.append(check(identity, obj, NOT_VERIFIED, wanted, seen, "test on real HCAs"))
+            yield check(identity, obj, NOT_VERIFIED, wanted, seen, "test on real HCAs")
             continue
         step = "attach the pod to an interface of the same HCA: its GIDs are those of interfaces in the pod's namespace"
-        checks.append(check(identity, obj, FAILED, wanted, seen, step))
-    return checks
+        yield check(identity, obj, FAILED, wanted, seen, step)
 
 
 # --- between pods -----------------------------------------------------------------------------------------------------
@@ -628,8 +585,7 @@ _LEFT_OUT = {
 }
 
 
-def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
-    checks = []
+def traffic_checks(traffic: dict):
     for test in traffic["tests"]:
         client, server, result = test["client"], test["server"], test["result"]
         obj = f"{test['tool']} rail {test['rail']} over {test['place']}: pod on {client['host']} -> {server['host']}"
@@ -643,18 +599,16 @@ def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
                 judged["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
                 judged["seen"] = f"{result['seconds']} s"
         else:
-            judged["next_step"] = (
-                "check that the switch forwards between the ports, that VLAN and MTU match, and the ARP entries of both"
-                if test["tool"] == "ping"
-                else "check the ping of the same rail first; then GID types, and the MTU at both ends"
-            )
-        checks.append((client["host"], judged))
+            judged["next_step"] = "check the ping of the same rail first; then GID types, and the MTU at both ends"
+            if test["tool"] == "ping":
+                step = "check that the switch forwards between the ports, that VLAN and MTU match, and both ARP entries"
+                judged["next_step"] = step
+        yield (client["host"], judged)
     for item in traffic["left_out"]:
         what, step = _LEFT_OUT[item["what"]]
         obj = f"{what}, rail {item['rail']}"
         judged = check(f"pod:{item['what']}:rail{item['rail']}", obj, NOT_VERIFIED, what, item["reason"], step)
-        checks.append((item["host"], judged))
-    return checks
+        yield (item["host"], judged)
 
 
 # --- a pod of the user ------------------------------------------------------------------------------------------------
@@ -670,14 +624,8 @@ def diagnose(pod: dict, hosts: list[dict], cluster: dict, name: str) -> list[dic
     state, networks = pod["pods"][item["name"]], cluster["networks"]
     wanted, refused = _selections(item)
     checks = [refused] if refused else []
-    resources = sorted(
-        {
-            resource
-            for container in item["containers"]
-            for resource in container["limits"]
-            if _is_rdma(resource, networks)
-        }
-    )
+    limits = {resource for container in item["containers"] for resource in container["limits"]}
+    resources = sorted(resource for resource in limits if _is_rdma(resource, networks))
     checks += _attachments(obj, item, wanted, networks, resources)
     checks += claim_checks.of_user(obj, item.get("claims") or {}, state, cluster.get("dra") or claim_checks.NOTHING)
     if refused is None and not (item.get("claims") and not resources):
@@ -686,12 +634,10 @@ def diagnose(pod: dict, hosts: list[dict], cluster: dict, name: str) -> list[dic
     answer = pod_probe.parse(pod["answers"].get(item["name"], ""))
     checks += verify_cluster_checks.user_pod(item, answer, networks, wanted)
     if not state["ready"]:
-        checks.append(
-            check("pod:running", obj, FAILED, "Running and ready", _why(state), messages.next_step(state["reasons"]))
-        )
-        return checks
+        step = messages.next_step(state["reasons"])
+        return [*checks, check("pod:running", obj, FAILED, "Running and ready", _why(state), step)]
     checks.append(check("pod:running", obj, PASSED, "Running and ready", f"on {state['node']}"))
-    return checks + _inside_user_pod(obj, item, answer, wanted, hosts, cluster)
+    return [*checks, *_inside_user_pod(obj, item, answer, wanted)]
 
 
 def _is_rdma(resource: str, networks: list[dict]) -> bool:
@@ -709,10 +655,8 @@ def _selections(item: dict):
             given = json.loads(text)
         except ValueError as error:
             step = 'write it as [{"name": "rail0"}], or as rail0,rail1'
-            refused = check(
-                "pod:annotation", f"pod {item['namespace']}/{item['name']}", FAILED, "readable", f"{error}", step
-            )
-            return [], refused
+            obj = f"pod {item['namespace']}/{item['name']}"
+            return [], check("pod:annotation", obj, FAILED, "readable", f"{error}", step)
         selected = [
             (selection.get("namespace") or item["namespace"], selection.get("name"), selection.get("interface"))
             for selection in given
@@ -734,16 +678,14 @@ def _attachments(obj: str, item: dict, wanted: list, networks: list[dict], resou
         expected = f"network {namespace}/{name}"
         if network is None:
             others = sorted(known["namespace"] for known in networks if known["name"] == name)
-            seen = f"there is one in {core_text.listing(others)}" if others else "no network of this name anywhere"
-            step = (
-                f"add {namespace} to its namespaces (networks_attachments, networks_namespaces)"
-                if others
-                else f"networks of {namespace}: "
-                + (
-                    core_text.listing(sorted(known["name"] for known in networks if known["namespace"] == namespace))
-                    or "none"
-                )
+            here = sorted(known["name"] for known in networks if known["namespace"] == namespace)
+            seen, step = (
+                "no network of this name anywhere",
+                f"networks of {namespace}: {core_text.listing(here) or 'none'}",
             )
+            if others:
+                seen = f"there is one in {core_text.listing(others)}"
+                step = f"add {namespace} to its namespaces (networks_attachments, networks_namespaces)"
             checks.append(check(f"pod:network:{name}", obj, FAILED, expected, seen, step))
             continue
         checks.append(check(f"pod:network:{name}", obj, PASSED, expected, f"as {interface}"))
@@ -755,31 +697,26 @@ def _attachments(obj: str, item: dict, wanted: list, networks: list[dict], resou
     return checks
 
 
-def _held_resources(obj: str, wanted: list, resources: list[str], item: dict) -> list[dict]:
+def _held_resources(obj: str, wanted: list, resources: list[str], item: dict):
     if item["host_network"]:
-        return []
-    checks = []
+        return
     for resource in resources:
         names = {name for _namespace, name, _netdev in wanted}
-        checks.append(check(f"pod:resource:{resource}", obj, PASSED, f"{resource} in the limits", "requested"))
+        yield check(f"pod:resource:{resource}", obj, PASSED, f"{resource} in the limits", "requested")
         if not names:
             seen = f"{resource} without a networks annotation: RoCE needs an interface of the same HCA in the pod"
             step = f"add the annotation {pods.NETWORKS}; verbs over InfiniBand need none"
-            checks.append(check("pod:annotation", obj, NOT_VERIFIED, "a network for the resource", seen, step))
+            yield check("pod:annotation", obj, NOT_VERIFIED, "a network for the resource", seen, step)
     if not resources:
         step = "add to a container: resources.limits rdma/NAME: 1"
-        checks.append(check("pod:resource", obj, FAILED, "an RDMA resource in the limits", "none", step))
-    return checks
+        yield check("pod:resource", obj, FAILED, "an RDMA resource in the limits", "none", step)
 
 
 def _privileges(obj: str, item: dict) -> dict:
     """Without IPC_LOCK the limit applies to root too; with the limit raised, no user needs the capability."""
-    added = {
-        capability
-        for container in item["containers"]
-        for capability in (container["security"].get("capabilities") or {}).get("add") or []
-    }
-    if any(container["security"].get("privileged") for container in item["containers"]):
+    rights = [container["security"] for container in item["containers"]]
+    added = {name for own in rights for name in (own.get("capabilities") or {}).get("add") or []}
+    if any(own.get("privileged") for own in rights):
         seen = "a privileged container: it may open every device of the node"
         step = "remove privileged: device files come with the resource, locked memory with the limit or IPC_LOCK"
         return check("pod:privileges", obj, NOT_VERIFIED, "no more rights than needed", seen, step)
@@ -787,53 +724,40 @@ def _privileges(obj: str, item: dict) -> dict:
     return check("pod:privileges", obj, PASSED, "no more rights than needed", seen)
 
 
-def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: list[dict], cluster: dict) -> list[dict]:
-    checks = []
+def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list):
     if "exec" in answer["missing"] or not (answer["links"] or answer["devices"]):
         seen = answer["missing"].get("unanswered") or "the image has no shell, or lacks the tools"
-        return [check("pod:answer", obj, NOT_VERIFIED, "a pod that answers", seen, "inspect it with: kubectl debug")]
+        yield check("pod:answer", obj, NOT_VERIFIED, "a pod that answers", seen, "inspect it with: kubectl debug")
+        return
     for _namespace, name, interface in wanted:
-        there = answer["addresses"].get(interface) or []
-        status = PASSED if interface in answer["links"] else FAILED
+        seen = core_text.listing(answer["addresses"].get(interface) or []) or "none"
         step = "the pod was started before the network or without Multus: recreate it"
-        checks.append(
-            check(f"pod:{interface}", obj, status, f"{interface} of {name}", core_text.listing(there) or "none", step)
-        )
+        good = interface in answer["links"]
+        yield check(f"pod:{interface}", obj, good, f"{interface} of {name}", seen, step)
     through = _default_netdevs(answer)
     if len(through) > 1 or (wanted and through and through != ["eth0"]):
         step = "remove it from the network (routes, defaultGateway of the pool) or the annotation (default-route)"
         seen = f"through {core_text.listing(through)}"
-        checks.append(check("pod:default-route", obj, FAILED, "the default route on eth0 alone", seen, step))
+        yield check("pod:default-route", obj, FAILED, "the default route on eth0 alone", seen, step)
     devices = answer["devices"]
     good = any(device.startswith("uverbs") for device in devices) and "rdma_cm" in devices
     step = "the container requests no RDMA resource, or the device plugin had none left"
-    checks.append(
-        check(
-            "pod:devices",
-            obj,
-            PASSED if good else FAILED,
-            "uverbsN and rdma_cm in /dev/infiniband",
-            core_text.listing(devices) or "nothing",
-            step,
-        )
-    )
+    wish, seen = "uverbsN and rdma_cm in /dev/infiniband", core_text.listing(devices) or "nothing"
+    yield check("pod:devices", obj, good, wish, seen, step)
     limit = answer["memlock"]
     locked = limit == "unlimited" or answer["ipc_lock"] or int(limit if (limit or "").isdigit() else 0) > 2**20
     step = (
         "raise the limit of the service that starts containers (role limits) and recreate the pod; for root, "
         "securityContext.capabilities.add: [IPC_LOCK] also works"
     )
-    seen = (
-        f"ulimit -l {limit}, IPC_LOCK {'effective' if answer['ipc_lock'] else 'not effective'}, user {answer['user']}"
-    )
-    checks.append(check("pod:ipc-lock", obj, PASSED if locked else FAILED, "memory that can be locked", seen, step))
+    seen = f"ulimit -l {limit}, IPC_LOCK {'' if answer['ipc_lock'] else 'not '}effective, user {answer['user']}"
+    yield check("pod:ipc-lock", obj, locked, "memory that can be locked", seen, step)
     fixed = answer["environment"].get("NCCL_IB_GID_INDEX")
     if fixed is not None:
         step = "unset it: NCCL 2.21 and later find the index; with NCCL_IB_ADDR_RANGE they find that of net1"
         seen = f"NCCL_IB_GID_INDEX={fixed}"
-        checks.append(check("pod:gid-index", obj, FAILED, "no fixed GID index: it differs from pod to pod", seen, step))
+        yield check("pod:gid-index", obj, FAILED, "no fixed GID index: it differs from pod to pod", seen, step)
     if answer["granted"] and not answer["gids"]:
         step = "attach the pod to an interface of the same HCA: its GIDs are those of interfaces in the pod's namespace"
         seen = f"all GIDs of {core_text.listing(sorted(answer['granted'].values()))} are zero"
-        checks.append(check("pod:gids", obj, FAILED, "a GID to send from", seen, step))
-    return checks
+        yield check("pod:gids", obj, FAILED, "a GID to send from", seen, step)

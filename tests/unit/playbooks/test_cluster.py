@@ -253,7 +253,7 @@ def differences(entry):
 def test_a_converged_cluster_gives_0(cluster):
     code, hosts, output = cluster.drift()
     assert (code, verdicts(hosts)) == (0, dict.fromkeys(cluster.nodes, "converged")), output
-    assert "Apply Multus' objects" in output, "the API server was asked"
+    assert "Multus' objects: apply" in output, "the API server was asked"
 
 
 def test_drift_on_a_node_in_an_object_and_in_a_secret_is_found_where_it_is(cluster, api):
@@ -296,7 +296,7 @@ def test_a_role_that_refuses_one_node_is_that_nodes_reason_and_the_later_roles_a
     assert (code, set(verdicts(hosts).values())) == (4, {"unsafe"}), "both claim the address"
     wanted = "role k3s: node-ip 198.18.1.2: wanted a different address"
     assert all(any(text.startswith(wanted) for text in entry["reasons"]) for entry in hosts.values())
-    assert "Apply Multus' objects" in output
+    assert "Multus' objects: apply" in output
 
 
 # --- how often a converged node is asked ------------------------------------------------------------------------------

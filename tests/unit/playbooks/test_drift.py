@@ -409,7 +409,7 @@ def test_every_play_on_nodes_is_guarded_and_in_check_mode():
         assert play["strategy"] == "ansible.builtin.linear"
         assert "any_errors_fatal" not in play
     imported = [play["ansible.builtin.import_playbook"] for play in PLAYBOOK if "hosts" not in play]
-    in_memory = {f"ansible.builtin.{name}" for name in ("group_by", "add_host", "set_fact")}
+    in_memory = {f"ansible.builtin.{name}" for name in ("group_by", "add_host", "meta")}
     in_memory |= {"gpufabric.rdma.refuse", "gpufabric.rdma.report"}
     tasks = [task for playbook in imported for task in steps_of(playbook)]
     assert len(tasks) > 2

@@ -8,7 +8,10 @@ import sys
 
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.callback import drift as recorder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import libraries
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
 
@@ -22,7 +25,7 @@ def play(tmp_path):
         inventory = {"gpu_nodes": {"hosts": nodes}}
         (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
         words = ("-i", "hosts.yml", f"gpufabric.rdma.{playbook}", *arguments)
-        code, output = running.play(tmp_path, *words, ANSIBLE_SSH_TIMEOUT="3")
+        code, output = running.play(tmp_path, *words, ANSIBLE_SSH_TIMEOUT="3", PWD=str(tmp_path))
         assert "Traceback" not in output
         return code, output
 
@@ -104,6 +107,59 @@ def test_a_run_writes_what_check_mode_announced_and_its_page_and_a_second_run_no
     page.unlink()
     code, second = play("site", hosts, "-e", "report_written=false")
     assert (code, second.count("changed=0"), page.exists(), "report would be" in second) == (0, 2, False, False), second
+
+
+def plan_rows(differs):
+    change = {"object": "module ib_umad", "action": "load", "before": "", "after": "loaded", "why": "verbs need it"}
+    same = {"reboot_reasons": [], "notes": []}
+    return host.plan_text([{"host": name, "plan": [change] if odd else [], **same} for name, odd in differs.items()])
+
+
+def drift_rows(differs):
+    change = {"role": "limits", "object": "/etc/x", "wanted": "a", "seen": "b"}
+    entries = [
+        {
+            "host": name,
+            "verdict": "drift" if odd else "converged",
+            "differences": [change] if odd else [],
+            "reasons": [],
+        }
+        for name, odd in differs.items()
+    ]
+    return recorder.summary({"verdict": "drift", "hosts": entries})
+
+
+def verify_rows(differs):
+    facts = {"hcas": [], "rails": []}
+    same = {"facts": facts, "planned": [], "pending": [], "reboot_reasons": [], "rebooted": False}
+    wrong = host_checks.absent("no route")
+    rows = [{"host": name, "checks": wrong if odd else [], **same} for name, odd in differs.items()]
+    return host_checks.report_text(rows).partition("\nNodes\n")[2]
+
+
+@pytest.mark.parametrize("rows", [plan_rows, drift_rows, verify_rows])
+def test_identical_nodes_are_one_row_and_the_odd_one_is_its_own(rows):
+    differs = {f"node{number}": number == 5 for number in range(1, 10)}
+    lines = rows(differs).splitlines()
+    assert [line for line in lines if line.startswith("  8 nodes (node1, ")] != [], lines
+    assert next(line for line in lines if re.match(r"  node\d", line)).startswith("  node5"), lines
+    assert len(lines) <= 6
+
+
+@pytest.mark.parametrize(("playbook", "words", "most"), [
+    ("site", (), 110),
+    ("verify", (), 69),
+    ("drift", ("--check",), 95),
+])  # fmt: skip
+def test_a_second_run_on_one_node_is_short(play, node, playbook, words, most):
+    hosts = {"node1": node("h100-8x-cx7-ib", limits_services=["k3s"])}
+    code, first = play("host", hosts)
+    assert code == 0, first
+    code, output = play(playbook, hosts, *words)
+    assert (code, output.count("changed=0")) == (0, 1), output
+    # What a tree of files cannot show is nothing that a node prints.
+    told = re.sub(r"^Not verified\n.*?\n\n", "", output, flags=re.MULTILINE | re.DOTALL)
+    assert len(told.splitlines()) <= most, told
 
 
 def test_a_run_whose_checks_fail_ends_with_the_page_and_with_its_failure(play, node, tmp_path):
@@ -197,10 +253,10 @@ def test_a_controller_without_netaddr_is_refused_before_any_node_is_called(tmp_p
 @pytest.mark.parametrize(("said", "answer"), [
     ({}, "site:cluster"),
     ({"cluster": None}, "site:cluster"),
-    ({"cluster": "no"}, "Host layer only"),
-    ({"cluster": True}, "Host and cluster layer, by cluster: true"),
-    ({"k3s_bundle_dir": "/srv/bundle"}, "Host and cluster layer, by k3s_bundle_dir"),
-    ({"cluster": False, "k3s_bundle_dir": "/srv/bundle"}, "Host layer only"),
+    ({"cluster": "no"}, "are included: host, by cluster: false"),
+    ({"cluster": True}, "are included: host and cluster, by cluster: true"),
+    ({"k3s_bundle_dir": "/srv/bundle"}, "are included: host and cluster, by k3s_bundle_dir"),
+    ({"cluster": False, "k3s_bundle_dir": "/srv/bundle"}, "are included: host, by cluster: false"),
 ])  # fmt: skip
 def test_site_says_which_layers_it_runs_or_asks_before_any_node_is_called(tmp_path, said, answer):
     node = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9, **said}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -152,6 +153,13 @@ def test_a_second_run_changes_nothing_what_is_not_wanted_goes_and_what_is_not_ou
     assert yaml.safe_load(left["kustomization.yaml"])["resources"] == list(ROLES[:-1])
     assert {path: left[path] for path in foreign} == foreign
     assert left["multus/kustomization.yaml"] == rendered["multus/kustomization.yaml"]
+
+
+def test_render_names_no_task_that_applies_or_waits(site):
+    _code, output = site.render()
+    tasks = re.findall(r"^TASK \[(.*?)\]", output, re.MULTILINE)
+    assert [name for name in tasks if re.search(r"\b(apply|wait)", name, re.IGNORECASE)] == []
+    assert sum(name.endswith("objects: render") for name in tasks) == 3
 
 
 def test_what_cannot_be_rendered_is_refused_before_anything_is_written(site):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pathlib
 
@@ -243,3 +244,34 @@ def test_a_reset_of_a_server_that_etcd_needs_is_refused_and_of_all_it_is_not(pla
     code, output = play(*words, k3s_reset_allowed="true")
     assert code == 0, output
     assert not (tmp_path / "node1/var/lib/rancher").exists()
+
+
+def test_a_kubeconfig_has_ca_and_credentials_of_the_server_and_nothing_else_of_it(tmp_path):
+    given = {
+        "clusters": [{"cluster": {"server": "https://127.0.0.1:6443", "certificate-authority-data": "Q0E="}}],
+        "users": [
+            {"user": {"client-certificate-data": "Y2VydA==\nexec: {command: id}", "client-key-data": "{{ 7*7 }}a2V5"}}
+        ],
+    }
+    given["users"][0]["user"]["exec"] = {"command": "touch", "args": [str(tmp_path / "broken-in")]}
+    server, home = tmp_path / "server/etc/rancher/k3s", tmp_path / "home"
+    server.mkdir(parents=True)
+    (server / "k3s.yaml").write_text(json.dumps(given))
+    role = {"name": "gpufabric.rdma.k3s", "tasks_from": "kubeconfig"}
+    planned = {"hosts": {"a": {"k3s": {"server_url": "https://192.0.2.1:6443"}}}}
+    known = running.local(discovery_root=str(tmp_path / "server"), __discovery_planned=planned)
+    task = {"ansible.builtin.include_role": {**role, "rolespec_validate": False}}
+    (tmp_path / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
+    (tmp_path / "hosts.json").write_text(json.dumps({"gpu_nodes": {"hosts": {"a": known}}}))
+    code, output = running.play(tmp_path, "-i", "hosts.json", "play.json", HOME=str(home), ANSIBLE_HOME=str(tmp_path))
+    assert code == 0, output
+    file = home / ".kube/gpufabric-a.yml"
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    made = yaml.safe_load(file.read_text())
+    assert made["clusters"][0]["cluster"] == {
+        "server": "https://192.0.2.1:6443",
+        "certificate-authority-data": "Q0E=",
+    }
+    assert made["users"][0]["user"] == {"client-certificate-data": "Y2VydA==execcommandid", "client-key-data": "77a2V5"}
+    assert not (tmp_path / "broken-in").exists()
+    assert "Q0E=" not in output

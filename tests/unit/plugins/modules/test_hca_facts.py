@@ -1,4 +1,4 @@
-"""The modules that read a node and test its fabric: hca_facts, node_facts, hca_capture, host_probe, fabric_tests."""
+"""The modules that read a node and test its fabric: hca_facts, node_facts, hca_capture, fabric_tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from ansible_collections.gpufabric.rdma.plugins.modules import (
     fabric_tests,
     hca_capture,
     hca_facts,
-    host_probe,
     node_facts,
 )
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
@@ -78,7 +77,7 @@ def test_a_capture_is_a_fixture_and_changes_nothing(tmp_path):
 
 
 def test_a_tree_of_files_has_facts_and_is_not_probed(run, root):
-    found = run(host_probe, root=root, services=["k3s"], rails=[{"hca": "mlx5_7"}])
+    found = run(node_facts, root=root, probe={"services": ["k3s"]}, rails=[{"hca": "mlx5_7"}])
     assert found["probe"] == {"char_devices": None, "memlock": {}, "plugins": {}, "tools": [], "loaded": []}
     assert found["changed"] is False
 
@@ -99,14 +98,14 @@ def test_a_process_that_cannot_be_ended_says_what_to_do(run, monkeypatch):
     assert (found["failed"], "wanted absent, seen half a record. Next step: " in found["msg"]) == (True, True)
 
 
-@pytest.mark.parametrize(("module", "options"), [(fabric_tests, {"state": "finished"}), (host_probe, {})])
+@pytest.mark.parametrize(("module", "options"), [(fabric_tests, {"state": "finished"}), (node_facts, {"probe": {}})])
 def test_modules_that_came_meanwhile_are_told(run, monkeypatch, root, module, options):
     before, after = {"ib_core"}, {"ib_core", "rdma_ucm", "rdma_cm"}
     told = iter([after] if module is fabric_tests else [before, after])
     monkeypatch.setattr(module, "rdma_modules", lambda: next(told))
     done = {"results": [], "error": None, "modules": ["ib_core"]}
     monkeypatch.setattr(fabric_tests.rounds, "collect", lambda *_given: dict(done))
-    found = run(module, **options, **({"root": root} if module is host_probe else {}))
+    found = run(module, **options, **({"root": root} if module is node_facts else {}))
     assert found.get("probe", found)["loaded"] == ["rdma_cm", "rdma_ucm"]
 
 
@@ -130,8 +129,7 @@ def test_in_one_call_it_says_all_that_is_asked(machine):
 
 def test_what_is_not_asked_is_not_read(machine):
     found = call(node_facts, machine)
-    assert not {"k3s", "networks", "firewall", "runtime"} & found.keys()
-    assert "firewall" not in call(host_probe, machine)
+    assert not {"k3s", "networks", "firewall", "runtime", "probe"} & found.keys()
 
 
 def test_a_file_that_cannot_be_read_is_named(machine):

@@ -9,12 +9,13 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Finding, Plan, at
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import dra as kube_dra
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import (
-    alike,
     dra,
     plan,
     pod_network,
+    rail_map,
     roles,
     variables,
 )
@@ -174,21 +175,67 @@ def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variab
     assert combined(facts, variables, driver_flavor=flavor) == []
 
 
-WHOLE = [[0, "0000:18:00.0"], [1, "0000:3a:00.0"]]
+WHOLE = {index: f"0000:{bus}:00.0" for index, bus in enumerate(("18", "3a", "4b"))}
+LESS, MORE = {0: WHOLE[0], 2: WHOLE[2]}, {**WHOLE, 3: "0000:5c:00.0"}
+OTHER = {**WHOLE, 1: "0000:5c:00.0"}
 
 
 @pytest.mark.parametrize(("nodes", "odd"), [
-    ({"a": WHOLE, "b": WHOLE, "c": WHOLE[:1]}, {"c": "rail 1 (0000:3a:00.0)"}),
-    ({"a": WHOLE, "b": WHOLE, "c": [WHOLE[0], [1, "0000:5c:00.0"]]}, {"c": "instead of 0000:3a:00.0"}),
+    ({"a": WHOLE, "b": WHOLE, "c": LESS}, {"c": "discovery_expected_hcas: 2"}),
+    ({"a": WHOLE, "b": LESS}, {"b": "discovery_expected_hcas: 2"}),
+    ({"a": WHOLE, "b": WHOLE, "c": OTHER}, {"c": "discovery_rails: NAMED"}),
+    ({"a": WHOLE, "b": WHOLE, "c": MORE}, {"c": "discovery_rails: NAMED"}),
     ({"a": WHOLE, "b": WHOLE}, {}),
-    ({"a": WHOLE, "b": WHOLE[:1]}, {}),
-    ({"a": WHOLE, "b": WHOLE, "c": WHOLE[:1], "d": WHOLE[1:]}, {}),
+    ({"a": WHOLE, "b": OTHER}, {}),  # which of the two is right, nobody knows
+    ({"a": WHOLE, "b": WHOLE, "c": None}, {}),
+    ({"a": WHOLE, "b": LESS, "stated": ["b"]}, {}),
+    ({"a": WHOLE, "b": OTHER, "c": WHOLE, "stated": ["b"]}, {"b": "discovery_rails: NAMED"}),
 ])  # fmt: skip
-def test_the_node_that_differs_from_most_of_its_like(nodes, odd):
-    maps = {host: {"product": ["DGX", "x86_64"], "rails": rails} for host, rails in nodes.items()}
-    made = alike.differing({**maps, "other": {"product": ["another"], "rails": []}})
-    assert made.keys() == odd.keys()
-    assert all(odd[host] in made[host] for host in odd)
+def test_a_node_with_other_rails_than_its_like_stops(nodes, odd):
+    stated = nodes.pop("stated", ())
+    maps = {host: rails and {"product": ["DGX", "x86_64"], "rails": rails, "lacks": {1: "No card."}, "hcas": len(rails),
+                             "stated": len(rails) if host in stated else None, "named": "NAMED"}
+            for host, rails in nodes.items()}  # fmt: skip
+    alone = {"product": ["another"], "rails": {}, "lacks": {}, "hcas": 0, "stated": None, "named": ""}
+    made = rail_map.differing({**maps, "other": alone})
+    assert {host: odd[host] in finding.next_step for host, finding in made.items()} == dict.fromkeys(odd, True)
+    assert all("No card." in finding.seen for finding in made.values() if "expected_hcas" in finding.next_step)
+
+
+def test_rails_that_a_dead_card_has_moved_stop_with_the_variable_that_keeps_them(facts_of, variables):
+    """An older version numbered the rails of a node by the cards that work."""
+    facts = facts_of(H100)
+    netdevs = [rail["netdev"] for rail in facts["rails"]]
+    typed = {**variables, "device_plugin_resources": "rails", "networks_rails": True}
+
+    def stops(order, **changes):
+        entries = config.entries("rails", [{"index": n, "netdev": name, "pci": "x"} for n, name in enumerate(order)])
+        files = {f"gpufabric-rdma-rail{n}.conf": json.dumps({"master": name}) for n, name in enumerate(order)}
+        texts = (config.document(entries, 60), files)
+        found = rail_map.moved(facts, {**typed, **changes}, *texts)
+        for finding in found:
+            old, new = (yaml.safe_load(part.split("]")[0] + "]")
+                        for part in finding.next_step.split("discovery_rails: ")[1:])  # fmt: skip
+            assert [item["netdev"] for item in old] == order
+            assert [item["pci"] for item in new] == [rail["pci"] for rail in facts["rails"]]
+        return len(found), [("expected_hcas: 8" in finding.next_step) for finding in found]
+
+    assert stops(netdevs) == (0, [])
+    assert stops([*netdevs[:5], *netdevs[6:]]) == (2, [False, False])
+    assert stops([*netdevs[:5], "gone0", *netdevs[6:]]) == (0, [])  # renamed, or its card replaced
+    assert stops([*netdevs[1:], "gone0"]) == (2, [True, True])
+    assert stops(netdevs[::-1], discovery_rails=[{"hca": "mlx5_0"}]) == (0, [])
+    assert stops(netdevs[::-1], device_plugin_resources=[{}], networks_rails=False) == (0, [])
+    assert rail_map.moved(facts, typed, "[", {"gpufabric-rdma-rail0.conf": '{"master": "{{ x }}"}'}) == []
+
+
+def test_a_rail_of_a_dead_card_stays_empty_where_the_operator_states_the_number_of_hcas(facts_of, variables):
+    facts, named = facts_of(H100), [{"pci": "0000:18:00.0"}, {"pci": "0000:99:00.0"}]
+    assert combined(facts, variables, discovery_rails=named) == ["discovery_rails[1]: pci 0000:99:00.0"]
+    assert combined(facts, variables, discovery_rails=named, discovery_expected_hcas=8) == []
+    assert combined(facts, variables, discovery_rails=[*named, {"hca": "mlx5_0"}], discovery_expected_hcas=8) == [
+        "discovery_rails[2]: hca mlx5_0"
+    ]
 
 
 # --- the pod network --------------------------------------------------------------------------------------------------
@@ -406,7 +453,7 @@ def test_one_message_lists_all_problems_of_all_hosts_and_equal_ones_once():
     results = [{"host": f"node{n}", "plan": [], "reboot_reasons": [], "notes": []} for n in (1, 2, 3)]
     results[0].update(plan=[change], reboot_reasons=["b"])
     lines = preflight_host.plan_text(results).splitlines()
-    assert lines[1::4] == ["  node1: 1 change", "  node2, node3: nothing to change"]
+    assert lines[1::4] == ["  node1: 1 change", "  2 nodes (node2, node3): nothing to change"]
     assert "    reboot needed: b" in lines
 
 
@@ -500,6 +547,7 @@ def test_networks_wait_for_rails_only_while_the_host_layer_is_to_come(read):
     bare["ansible_facts"]["rdma"]["rails"] = []
     for names, waits in ((("discovery", "networks"), True), (("networks",), False)):
         assert (planned([read("a"), bare], *names)["networks"] is None) is waits
+    assert where(planned([read("a"), bare], "discovery")) == {("", "b", "rails")}
     assert planned([read("a"), read("b")], "discovery", "networks")["networks"]["complete"] is True
 
 

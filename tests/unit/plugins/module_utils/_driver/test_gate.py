@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import read
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import devlink, read
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -180,3 +181,43 @@ def test_the_gate_answers(row, tmp_path):
     assert row.says in text
     assert not row.consent or decision.consents == [row.consent]
     assert all(all(reason.finding) for reason in decision.reasons)
+
+
+AT = "pci/0000:3b:00.0"
+
+
+def values(**named):
+    """`devlink -j dev param show`."""
+    rows = [{"name": key, "values": [{"cmode": mode, "value": value}]} for key, (mode, value) in named.items()]
+    return {"param": {AT: rows}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "mode", "verdict", "says"),
+    [
+        (values(enable_roce=("driverinit", True), max_macs=("driverinit", 64)), "legacy", "reload", ""),
+        (values(enable_roce=("driverinit", False)), "legacy", "reboot", "enable_roce false"),
+        (values(esw_multiport=("runtime", True)), "legacy", "reboot", "esw_multiport true"),
+        (values(enable_roce=("permanent", False)), "legacy", "reload", ""),
+        ({"param": {}}, "switchdev", "reboot", "eswitch mode switchdev"),
+        ({"param": {}}, None, "reload", ""),  # the card has no embedded switch
+        ("cut", "legacy", "reload", "Not verified: the mode of embedded switches"),
+        (None, "legacy", "reload", "Not verified: the mode of embedded switches"),
+    ],
+)
+def test_what_only_devlink_shows_is_not_lost_by_a_reload(tmp_path, parameters, mode, verdict, says):
+    def run(argv):
+        if "param" in argv:
+            return (
+                (1, "", "no")
+                if parameters is None
+                else (0, json.dumps(parameters)[: -1 if says[:3] == "Not" else None], "")
+            )
+        return (0, json.dumps({"dev": {AT: {"mode": mode}}}), "") if mode else (1, "", "Operation not supported")
+
+    fixtures.lay_out(fixtures.load(STALE), tmp_path)
+    tree = Tree(str(tmp_path))
+    facts = gather(tree, Seams.of(tree))
+    decision = decide(facts, read(tree, facts, told=devlink(run, tree, facts)), RELOAD)
+    text = " ".join([decision.summary, *map(str, decision.reasons), *decision.notes])
+    assert (decision.verdict, says in text, "Not verified: the mode" in text) == (verdict, True, says[:3] == "Not")

@@ -451,7 +451,7 @@ def test_traffic_is_judged_by_its_results():
     good = {"ok": True, "error": None, "seconds": 2.0, "mb_per_s": 9000.0, "gbps": 75.5}
     bad = {"ok": False, "error": "100% packet loss"}
     results = [{**test, "result": bad if test["tool"] == "ping" else good} for test in tests]
-    made = pod_checks.traffic_checks({"tests": results, "left_out": []})
+    made = list(pod_checks.traffic_checks({"tests": results, "left_out": []}))
     assert [item["status"] for _name, item in made] == ["failed", "passed", "passed"]
     assert made[2][1]["figures"] == {"seconds": 2.0, "mb_per_s": 9000.0, "gbps": 75.5}
 

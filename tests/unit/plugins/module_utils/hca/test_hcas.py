@@ -18,6 +18,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Se
 
 CARD = "pci0000:00/0000:00:01.0/0000:01:00"
 CX7 = ("15b3", "1021", "0x020000")
+CX7_MLX5 = (*CX7, "mlx5_core")
 CX3 = ("15b3", "1007", "0x028000", "mlx4_core")
 RAILS = ["rails"]
 
@@ -161,6 +162,62 @@ def test_a_device_with_two_ports_wants_the_port_too(node):
     assert len(named["not_rails"]) == 1
 
 
+NET = "/sys/class/net"
+K3S_UNIT = "[Service]\nExecStart=/usr/local/bin/k3s \\\n    server \\\n\t'--node-ip' \\\n\t'10.0.0.5' \\\n\n"
+SSH = "head\n 0: 0500000A:08AE 0101000A:C000 01 0 0 0 0 0 1 0"
+
+
+def ports(node, *names, rest="eno1"):
+    """Interfaces of one PCI function each, with an HCA; rest: one without."""
+    for index, name in enumerate(names):
+        path = node.pci(f"pci0000:00/0000:00:0{index + 1}.0/0000:0{index + 1}:00.0", *CX7_MLX5)
+        node.hca(f"mlx5_{index}", path)
+        node.netdev(name, path, address=f"a0:00:00:00:00:0{index}")
+        node.addresses[name] = [f"10.0.{index}.5/24"]
+    node.netdev(rest, address="aa:00:00:00:00:01")
+
+
+@pytest.mark.parametrize(
+    ("files", "below", "left"),
+    [
+        pytest.param({}, {}, ["p0", "p1"], id="nothing"),
+        pytest.param({}, {"bond0": "p0 eno1"}, ["p1"], id="a bond with a NIC that has no RDMA"),
+        pytest.param({}, {"bond0": "p0 p1"}, [], id="a bond of two cards"),
+        pytest.param({}, {"bond0": "p1"}, ["p0", "bond0"], id="a bond of one port"),
+        pytest.param({"route": "br-ex"}, {"ovs-system": "p0", "br-ex": ""}, ["p1"], id="a bridge of Open vSwitch"),
+        pytest.param({"/etc/rancher/k3s/config.yaml": "node-ip:\n  - 10.0.0.5 # x\n  - fd00::5"}, {}, ["p1"], id="k3s"),
+        pytest.param({"/etc/rancher/k3s/config.yaml": "flannel-iface: [p1]"}, {}, ["p0"], id="k3s' interface"),
+        pytest.param({"/etc/systemd/system/k3s.service": K3S_UNIT}, {}, ["p1"], id="the arguments of k3s"),
+        pytest.param({"/proc/net/tcp": SSH, "/etc/ssh/sshd_config": "Port 2222"}, {}, ["p1"], id="SSH on another port"),
+    ],
+)
+def test_members_and_management_are_no_rails(node, files, below, left):
+    ports(node, "p0", "p1")
+    for master, members in below.items():
+        node.netdev(master, address="")
+        for name in members.split():
+            node.enslave(name, master)
+        if master == "bond0":
+            node.write(f"{NET}/bond0/bonding/slaves", members)
+    for path, text in files.items():
+        node.default_route(text) if path == "route" else node.write(path, text)
+    assert [rail["netdev"] for rail in node.facts(RAILS)["rails"]] == left
+
+
+@pytest.mark.parametrize(
+    "driver", ["mlx5_core pf0vf0", "bnxt_en pf0vf0", "ice pf0vfr0", "sfc p0pf0vf0", "mlx5_core c1pf0sf88"]
+)
+def test_a_representor_is_no_port_of_any_driver(node, driver):
+    name, port = driver.split()
+    path = node.pci(f"{CARD}.0", *CX7, name)
+    node.hca("hca0", path, ports=2)
+    node.netdev("uplink", path, phys_port_name="p0")
+    node.netdev("rep", path, phys_port_name=port, address="aa:00:00:00:00:01")
+    facts = node.facts(RAILS)
+    assert [(rail["port"], rail["netdev"]) for rail in facts["rails"]] == [(1, "uplink")]
+    assert [row["code"] for row in facts["not_rails"]] == ["representor"]
+
+
 HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
 DEFAULT4 = "eth0\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0"
 LINK4 = "eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"
@@ -244,7 +301,6 @@ BUS, PORT = "pci0000:10", "pci0000:10/0000:10:01.0"
 SWITCH = f"{PORT}/0000:11:00.0"
 GPU = f"{SWITCH}/0000:12:00.0/0000:13:00.0"
 PLATFORM = "platform/ACPI0004:00/pci0002:00/0002:00:00"
-CX7_MLX5 = (*CX7, "mlx5_core")
 DIRECT = ("15b3", "2100", "0x088000")
 SERIAL = "MT2501X00001"
 
@@ -332,7 +388,8 @@ def test_several_functions_of_one_card_pair_up_by_rank_or_not_at_all(node):
         card = node.pci(f"pci0000:00/0000:00:01.0/0000:01:00.{index}", *CX7_MLX5)
         direct = node.pci(f"pci0001:00/0001:00:00.0/0001:01:00.{index}", *DIRECT)
         node.write(f"{card}/vpd", vpd(SERIAL)).write(f"{direct}/vpd", vpd(SERIAL))
-    functions = pci.classes(node.tree())
-    assert roots.data_direct(node.tree(), "0000:01:00.1", functions) == "0001:01:00.1"
+    functions, direct = pci.classes(node.tree()), ["0001:01:00.0", "0001:01:00.1"]
+    assert roots.data_direct_functions(node.tree(), functions) == direct
+    assert roots.data_direct(node.tree(), "0000:01:00.1", functions, direct) == direct[1]
     del functions["0000:01:00.0"]
-    assert roots.data_direct(node.tree(), "0000:01:00.1", functions) is None
+    assert roots.data_direct(node.tree(), "0000:01:00.1", functions, direct) is None
