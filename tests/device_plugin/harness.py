@@ -50,6 +50,8 @@ def document(*entries, interval=None):
 class Node:
     """A laid-out node of tests/fixtures below `root`, which changes as hardware would."""
 
+    MADE_BY = {"ib_umad": "/sys/class/infiniband_mad", "rdma_ucm": "/sys/module/rdma_ucm"}
+
     def __init__(self, root, fixture="gh200-cx7-roce", rename=()):
         self.root = pathlib.Path(root)
         fixture = fixture_tree.load(fixture)
@@ -86,14 +88,12 @@ class Node:
         os.unlink(before)
 
     def unload(self, module):
-        """Take what a module makes away: ib_umad, rdma_ucm."""
-        for name in {"ib_umad": ["/sys/class/infiniband_mad"], "rdma_ucm": ["/sys/module/rdma_ucm"]}[module]:
-            os.rename(self.path(name), self._aside / os.path.basename(name))
+        """Take away what a module makes."""
+        os.rename(self.path(self.MADE_BY[module]), self._aside / module)
         return self
 
     def load(self, module):
-        for name in {"ib_umad": ["/sys/class/infiniband_mad"], "rdma_ucm": ["/sys/module/rdma_ucm"]}[module]:
-            os.rename(self._aside / os.path.basename(name), self.path(name))
+        os.rename(self._aside / module, self.path(self.MADE_BY[module]))
 
     def netns(self, mode):
         self.path("/sys/module/ib_core/parameters/netns_mode").write_text(mode + "\n")
@@ -301,7 +301,9 @@ class Fuse:
         self._thread.start()
 
     def close(self):
-        """Unmount; pending readers get an error."""
+        """Unmount; pending readers get an error. A second time does nothing."""
+        if not self._thread.is_alive():
+            return
         _LIBC.umount2(self._path, 1)  # MNT_FORCE aborts the requests that wait
         _LIBC.umount2(self._path, _MNT_DETACH)
         self._thread.join(5)

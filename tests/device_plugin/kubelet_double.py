@@ -148,8 +148,7 @@ class Kubelet:
     """device-plugins and plugins_registry below `base`.
 
     watches: whether it looks at plugins_registry at all (another --root-dir, or a kubelet before 1.12, does not).
-    refuse: error text for every registration. racy: releases before kubernetes#135437, where the end of an old stream
-    disconnects the plugin that serves the resource now. started: called when it starts: it wipes its node's slices.
+    refuse: error text for every registration. started: called when it starts: it wipes its node's slices.
     dra_versions: services that it knows, its favourite first. health: gate ResourceHealthStatus.
     """
 
@@ -158,7 +157,6 @@ class Kubelet:
         base,
         watches=True,
         refuse="",
-        racy=False,
         started=lambda: None,
         dra_versions=("v1.DRAPlugin", "v1beta1.DRAPlugin"),
         health=False,
@@ -166,7 +164,7 @@ class Kubelet:
         self.drivers, self.started, self.dra_versions, self.health = {}, started, dra_versions, health
         self.plugins = f"{base}/device-plugins"
         self.registry = f"{base}/plugins_registry"
-        self.watches, self.refuse, self.racy = watches, refuse, racy
+        self.watches, self.refuse = watches, refuse
         self.changed = threading.Condition(threading.RLock())
         self.clients = {}
         self.log = []
@@ -196,8 +194,7 @@ class Kubelet:
             self._watcher.start()
         return self
 
-    def stop(self, unlink=True):
-        """unlink: False as after SIGKILL, when kubelet.sock stays behind and nothing is listening."""
+    def stop(self):
         self._stopping.set()
         if self._watcher:
             self._watcher.join()
@@ -209,14 +206,9 @@ class Kubelet:
         for client in clients:
             client.close()
         if server:
-            path, kept = f"{self.plugins}/kubelet.sock", f"{self.plugins}/.kept"
-            if not unlink:
-                os.link(path, kept)
             server.stop(None).wait()
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            if not unlink:
-                os.rename(kept, path)
+                os.unlink(f"{self.plugins}/kubelet.sock")
 
     def restart(self):
         self.stop()
@@ -298,13 +290,10 @@ class Kubelet:
 
     def disconnected(self, client):
         with self.changed:
-            victim = client
-            if self.racy and self.clients.get(client.resource) is not client:
-                victim = self.clients.get(client.resource) or client
-            victim.stopped = True
+            client.stopped = True
             self.changed.notify_all()
         self.note("disconnected", client.resource)
-        victim.close()
+        client.close()
 
     # Plugin watcher.
 

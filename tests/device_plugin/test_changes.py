@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import json
 import os
 import pathlib
 import signal
-import subprocess
-import threading
 import time
 
 import grpc
@@ -18,9 +15,7 @@ import pytest
 from harness import FAST, SOON, Fifo, Fuse, Node, Process, Running, document, entry
 from kubelet_double import PATIENCE, Kubelet
 from rdma_device_plugin import cdi
-from rdma_device_plugin.hca import Tree
 from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
-from rdma_device_plugin.worker import Worker
 
 NAME = "rdma/test_server"
 # Long enough to be measured, short enough to wait for.
@@ -262,32 +257,16 @@ def test_a_config_map_is_swapped(base, node, kubelet):
 # Reads that hang.
 
 
-class Hanging(Tree):
-    """A sysfs whose firmware is stuck: reading one file waits for a writer of a FIFO that is never opened."""
-
-    def __init__(self, root):
-        super().__init__(root)
-        self.stuck = ""
-        self.waits = threading.Event()
-
-    def snapshot(self):
-        return self
-
-    def read_bytes(self, path, *more):
-        if path.endswith("/state"):
-            self._hang()
-        return super().read_bytes(path, *more)
-
-    def attributes(self, directory, names, *more):
-        if "state" in names:
-            self._hang()
-        return super().attributes(directory, names, *more)
-
-    def _hang(self):
-        if self.stuck:
-            self.waits.set()
-            with open(self.stuck, "rb") as pipe:  # blocks in open(2)
-                pipe.read()
+@contextlib.contextmanager
+def hanging(path, kind=Fuse):
+    try:
+        stuck = kind(str(path))
+    except OSError as error:
+        pytest.skip(f"not verified: {error}")
+    try:
+        yield stuck
+    finally:
+        stuck.close()
 
 
 @pytest.mark.parametrize("kind", [Fifo, Fuse], ids=["fifo", "fuse"])
@@ -295,11 +274,7 @@ def test_a_file_of_sysfs_that_hangs_delays_nothing(base, node, kind):
     """The same with the file itself, and the whole process: RPCs, a kubelet restart, SIGTERM"""
     with Kubelet(base) as kubelet, Process(base, document(entry()), node.root) as plugin:
         kubelet.wait_allocatable(NAME, 100)
-        try:
-            stuck = kind(str(node.path("/sys/class/infiniband/mlx5_0/ports/1/state").resolve()))
-        except OSError as error:
-            pytest.skip(f"not verified: {error}")
-        try:
+        with hanging(node.path("/sys/class/infiniband/mlx5_0/ports/1/state").resolve(), kind) as stuck:
             if kind.hangs:
                 assert kubelet.wait(stuck.asked.is_set), "the file is not read"
                 assert _waits(plugin.process.pid)
@@ -318,8 +293,6 @@ def test_a_file_of_sysfs_that_hangs_delays_nothing(base, node, kind):
             assert kubelet.wait(lambda: not list(sockets.glob("*.sock")), 1), "it has hung up"
             if not kind.hangs:
                 assert plugin.process.wait(1) == 0
-        finally:
-            stuck.close()
         # Where the kernel does not give the thread back, the process ends with the read.
         assert plugin.process.wait(5) == 0
 
@@ -331,28 +304,19 @@ def _waits(pid):
 
 
 def test_a_node_that_hangs_from_the_start_is_served_when_it_answers(base, node):
-    tree = Hanging(str(node.root))
-    os.mkfifo(base / "pipe")
-    tree.stuck = str(base / "pipe")
     with (
         Kubelet(base) as kubelet,
-        Running(base, document(entry(count=10)), node.root, tree=tree, first_scan=0.2, hung=0.5) as plugin,
+        hanging(node.path("/sys/class/infiniband/mlx5_0/ports/1/state").resolve()) as stuck,
+        Running(base, document(entry(count=10)), node.root, first_scan=0.2, hung=0.5) as plugin,
     ):
         assert plugin.ready_in < SOON
-        assert tree.waits.is_set()
+        assert stuck.asked.is_set()
         assert kubelet.wait(lambda: NAME in kubelet.clients and kubelet.clients[NAME].lists)
         assert kubelet.capacity(NAME) == 0
         assert plugin.until(lambda: any("has been hanging for" in problem for problem in plugin.problems()))
-        _release(tree, base / "pipe")
+        stuck.close()
         plugin.rescan()
         kubelet.wait_allocatable(NAME, 10)
-
-
-def _release(tree, pipe):
-    """Let the waiting thread go on; the test thread itself must not wait for it."""
-    tree.stuck = ""
-    with contextlib.suppress(OSError):  # ENXIO: no reader
-        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
 # A config file that does not answer.
@@ -362,11 +326,7 @@ def test_a_hung_config_is_reported_and_blocks_nothing_else(base, node, kubelet):
     """A hung mount under config.json: ports, CDI and metrics go on, and /readyz says what is not known"""
     with Running(base, document(entry(count=3)), node.root, use_cdi=True, hung=0.5) as plugin:
         kubelet.wait_allocatable(NAME, 3)
-        try:
-            fuse = Fuse(str(plugin.config_file))
-        except OSError as reason:
-            pytest.skip(f"not verified: {reason}")
-        try:
+        with hanging(plugin.config_file) as fuse:
             plugin.call(plugin.plugin.reload)
             assert fuse.asked.wait(PATIENCE)
             assert plugin.until(lambda: "has not answered" in " ".join(plugin.problems()))
@@ -376,54 +336,20 @@ def test_a_hung_config_is_reported_and_blocks_nothing_else(base, node, kubelet):
             for path in specs.iterdir():
                 path.unlink()
             assert plugin.until(lambda: list(specs.iterdir()))
-        finally:
-            fuse.close()
         node.port("mlx5_0", "ACTIVE")
         kubelet.wait_allocatable(NAME, 3)
         assert plugin.until(lambda: plugin.problems() == [])
 
 
-def test_a_config_hung_from_the_start_is_reported(base, node):
-    with Running(base, document(entry()), node.root, hung=0.5, start=False) as plugin:
-        try:
-            fuse = Fuse(str(plugin.config_file))
-        except OSError as reason:
-            pytest.skip(f"not verified: {reason}")
-        try:
-            plugin.start()
-            assert plugin.until(lambda: plugin.error)
-            assert "has not answered for 0.5 s" in plugin.error
-        finally:
-            fuse.close()
-
-
-def test_a_config_that_is_a_pipe_is_refused_at_once(base, node):
-    with Running(base, document(entry()), node.root, start=False) as plugin:
-        fifo = Fifo(str(plugin.config_file))
+@pytest.mark.parametrize(("kind", "told"), [(Fifo, "not a regular file"), (Fuse, "has not answered for 0.5 s")])
+def test_a_config_that_no_read_comes_back_from_is_reported_at_the_start(base, node, kind, told):
+    with (
+        Running(base, document(entry()), node.root, hung=0.5, start=False) as plugin,
+        hanging(plugin.config_file, kind),
+    ):
         plugin.start()
         assert plugin.until(lambda: plugin.error)
-        assert "not a regular file" in plugin.error
-        fifo.close()
-
-
-def test_a_wait_that_is_cancelled_as_its_answer_comes_ends():
-    """Before Python 3.12 asyncio.wait_for swallows that cancellation, and the caller never ends"""
-
-    async def asked_and_cancelled():
-        worker = Worker("test")
-        for _round in range(200):
-            task = asyncio.ensure_future(forever(worker))
-            await asyncio.sleep(0.0003)
-            task.cancel()
-            done, _pending = await asyncio.wait({task}, timeout=5)
-            assert done, "the cancellation was lost"
-        worker.close()
-
-    async def forever(worker):
-        while True:
-            await worker.within(5, int)
-
-    asyncio.run(asked_and_cancelled())
+        assert told in plugin.error
 
 
 # --- CDI: specs of our own, written before they are needed, and no other touched (1.9, A22, A35, A37, A41, A42) -------
@@ -519,31 +445,16 @@ def test_pools_that_share_an_hca_do_not_collide(base, kubelet):
         assert len(names) == len(set(names)) == 6
 
 
-def test_without_a_place_for_specs_character_devices_are_given(base, node, kubelet):
+def test_without_a_place_for_specs_character_devices_are_given_until_there_is_one(base, node, kubelet):
     (base / "cdi").write_text("a file")
-    with Running(base, document(entry()), node.root, use_cdi=True):
+    with Running(base, document(entry(), interval=0), node.root, use_cdi=True) as plugin:
         kubelet.wait_allocatable(NAME, 100)
         answer = kubelet.allocate(NAME, ["0"]).container_responses[0]
         assert len(answer.devices) == 5
         assert not answer.cdi_devices
-
-
-def unmount(path):
-    subprocess.run(["umount", "--lazy", path], check=False)
-
-
-@contextlib.contextmanager
-def full_folder(path):
-    """A file system of one page at `path`, filled to its end; yields the file that fills it."""
-    path.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=8", "full", path], capture_output=True)
-    if made.returncode:
-        pytest.skip(f"not verified: cannot mount a tmpfs here ({made.stderr.decode().strip()})")
-    try:
-        (path / "filler").write_bytes(b"x" * 4096)
-        yield path / "filler"
-    finally:
-        unmount(path)
+        (base / "cdi").unlink()
+        assert plugin.until((base / "cdi" / cdi.file("test_server")).exists)
+        assert plugin.until(lambda: kubelet.allocate(NAME, ["0"]).container_responses[0].cdi_devices)
 
 
 def remove_folder(folder):
@@ -575,20 +486,6 @@ def test_a_spec_that_is_lost_is_written_again(base, node, kubelet, damage):
         assert spec(base) == whole
 
 
-def test_a_full_folder_gets_its_spec_once_there_is_room(base, node, kubelet):
-    """Until then character devices do the same, and a write that failed leaves nothing behind"""
-    with (
-        full_folder(base / "cdi") as filler,
-        Running(base, document(entry(), interval=0), node.root, use_cdi=True) as plugin,
-    ):
-        kubelet.wait_allocatable(NAME, 100)
-        assert not kubelet.allocate(NAME, ["0"]).container_responses[0].cdi_devices
-        assert os.listdir(base / "cdi") == ["filler"]
-        filler.unlink()
-        assert plugin.until((base / "cdi" / cdi.file("test_server")).exists)
-        assert plugin.until(lambda: kubelet.allocate(NAME, ["0"]).container_responses[0].cdi_devices)
-
-
 def test_one_pool_without_a_spec_is_reported_once(base, node, kubelet, caplog):
     """The specs are checked every few seconds; another pool's good spec is not logged each time"""
     caplog.set_level("INFO")
@@ -599,5 +496,6 @@ def test_one_pool_without_a_spec_is_reported_once(base, node, kubelet, caplog):
         assert kubelet.allocate("rdma/a", ["0"]).container_responses[0].cdi_devices
         assert not kubelet.allocate("rdma/b", ["0"]).container_responses[0].cdi_devices
         time.sleep(1.5)  # five looks
+        assert sorted(os.listdir(base / "cdi")) == [cdi.file("a"), cdi.file("b")], "a failed write leaves nothing"
     told = [record.getMessage() for record in caplog.records if "CDI" in record.getMessage()]
     assert len(told) == len(set(told)) == 2

@@ -7,7 +7,7 @@ import string
 
 import pytest
 from harness import document, entry
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rdma_device_plugin.allocation import Group, Offer
 from rdma_device_plugin.config import MAX_DEVICES, Config, ConfigError, Health, load
@@ -124,31 +124,6 @@ def test_the_list_of_another_plugin_is_named(key, told):
     assert ("resourceList" in problem) is told
 
 
-# Extensions.
-
-
-def test_extensions():
-    made = pool(
-        extraSelectors={"rdmaDevices": ["mlx5_*"], "numaNodes": [0], "pKeys": ["0x8001", "7fff"]},
-        allocation="numa",
-        hcasPerUnit=2,
-        topology="auto",
-        charDevices={"issm": "never"},
-        health={"ports": "all", "downSeconds": 1.5, "upSeconds": 10},
-        env=["nccl", "ucx", "none"],
-        linkUp=False,
-        maxPerContainer=1,
-        softwareDevices=True,
-    )
-    assert made.extra.rdmaDevices == ("mlx5_*",)
-    assert made.extra.pKeys == (0x8001, 0x7FFF)
-    assert (made.allocation, made.hcas_per_unit, made.topology) == ("numa", 2, "auto")
-    assert (made.char_devices.issm, made.char_devices.umad) == ("never", None)
-    assert made.health == Health("all", 1.5, 10)
-    assert made.env == ("nccl", "ucx")
-    assert (made.link_up, made.max_per_container, made.software) == (False, 1, True)
-
-
 # What is refused.
 
 
@@ -237,25 +212,10 @@ def _loads(data):
     return config
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200))
-@example(b"\xff\xff")
-def test_any_bytes_are_a_config_or_problems(data):
-    _loads(data)
-
-
 @settings(max_examples=500, deadline=None)
 @given(_VALUES)
 def test_any_json_is_a_config_or_problems(value):
     _loads(json.dumps(value).encode())
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_a_damaged_config_is_a_config_or_problems(data):
-    whole = document(entry("a", env="nccl", health={"ports": "all"}), entry("b"), interval=5)
-    at = data.draw(st.integers(0, len(whole)))
-    _loads(whole[:at] + data.draw(st.binary(max_size=4)) + whole[at + data.draw(st.integers(0, 4)) :])
 
 
 @settings(max_examples=200, deadline=None)

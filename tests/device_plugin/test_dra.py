@@ -49,6 +49,13 @@ def soon(plugin, api, names, seconds=2 * PATIENCE):
     assert api.wait(lambda: api.devices() == sorted(names), seconds), (api.pool(), plugin.problems(), api.calls[-5:])
 
 
+@contextlib.contextmanager
+def offering(base, node, api):
+    with dra(base, node, api) as plugin:
+        soon(plugin, api, units(UP, 3))
+        yield plugin
+
+
 def specs(base):
     return sorted(path.name for path in (base / "cdi").glob("*rdma-claim*"))
 
@@ -105,8 +112,7 @@ def test_a_watch_that_swallows_its_cancellation_keeps_nothing_from_its_end(base,
             await asyncio.sleep(3600)
 
     monkeypatch.setattr(kubeapi.Api, "watch", stubborn)
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api) as plugin:
         assert plugin.until(lambda: plugin.plugin.front.publisher.current)
         start = time.monotonic()
     assert time.monotonic() - start < 5
@@ -186,8 +192,7 @@ def test_a_starting_kubelet_wipes_the_slices(base, node, api):
 
 
 def test_the_api_server_is_away_and_comes_back(base, node, kubelet, api):
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api) as plugin:
         held, other = api.allocate("held", {"r": f"{UP}-u00"}), api.allocate("other", {"r": f"{UP}-u01"})
         first = kubelet.driver().prepare(held)[held[2]]
         api.stop()
@@ -205,8 +210,7 @@ def test_the_api_server_is_away_and_comes_back(base, node, kubelet, api):
 
 @pytest.mark.parametrize("trouble", ["conflict", "expired", "token", "meddled", "duplicate", "node"])
 def test_it_converges_whatever_happens_to_the_slices(base, node, kubelet, api, trouble):
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api) as plugin:
         before = api.pool()[0]
         if trouble == "conflict":
             api.conflicts = 2
@@ -353,8 +357,7 @@ UNPREPARED = [
 
 
 def test_a_claim_that_cannot_be_prepared_says_why_and_leaves_nothing(base, node, kubelet, api):
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api):
         for number, (change, wanted) in enumerate(UNPREPARED):
             claim = api.allocate(f"c{number}", {"r": f"{UP}-u00"})
             change(api.claims[claim[:2]])
@@ -365,8 +368,7 @@ def test_a_claim_that_cannot_be_prepared_says_why_and_leaves_nothing(base, node,
 
 
 def test_a_uid_becomes_no_path(base, node, kubelet, api):
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api):
         driver = kubelet.driver()
         for uid in ("", "../../etc/passwd", "a/b", "x" * 300, "a\nb", "ü"):
             assert "is not one" in driver.prepare(("default", "one", uid))[uid].error
@@ -393,12 +395,11 @@ def test_a_restart_knows_what_is_prepared(base, node, kubelet, api):
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"{", b"null", b'{"version": 99}', b"\xff\xfe", b'{"version": 1, "claims": {}}']
+    "damage", [b"", b"{", b"null", b'{"version": 99}', b"\xff\xfe", b'{"version": 1, "checksum": 1, "claims": {}}']
 )
 def test_a_damaged_checkpoint_is_set_aside_and_made_anew(base, node, kubelet, api, damage):
     claims = [api.allocate(f"c{index}", {"r": f"{UP}-u{index:02d}"}) for index in range(2)]
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api) as plugin:
         first = dict(kubelet.driver().prepare(*claims))
     path = base / f"plugins/{DRIVER}/checkpoint.json"
     path.write_bytes(damage)
@@ -414,8 +415,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_made_anew(base, node, kubelet, ap
 def test_a_spec_that_is_lost_is_written_again_and_a_leftover_is_removed(base, node, kubelet, api):
     claim = api.allocate("one", {"r": f"{UP}-u00"})
     leftover = base / "cdi" / checkpoint.spec_file("uid-gone")
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api) as plugin:
         kubelet.driver().prepare(claim)
         spec = base / "cdi" / checkpoint.spec_file("uid-one")
         before = spec.read_text()
@@ -427,8 +427,7 @@ def test_a_spec_that_is_lost_is_written_again_and_a_leftover_is_removed(base, no
 
 
 def test_a_checkpoint_that_cannot_be_written_prepares_nothing(base, node, kubelet, api):
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api):
         claim = api.allocate("one", {"r": f"{UP}-u00"})
         unfinished = base / f"plugins/{DRIVER}/checkpoint.json.new"
         unfinished.mkdir()
@@ -483,8 +482,7 @@ def test_a_kubelet_that_hangs_up_while_a_claim_is_written_leaves_no_record(base,
         time.sleep(1)
         save(*arguments)
 
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api):
         claim = api.allocate("one", {"rail": f"{UP}-u00"})
         monkeypatch.setattr(checkpoint, "save", slow)
         call = threading.Thread(target=_given_up, args=(kubelet.driver(), claim))
@@ -517,8 +515,7 @@ def being_deleted(claim):
 @pytest.mark.parametrize("end", [reserved_no_more, being_deleted])
 def test_a_late_prepare_brings_no_claim_back(base, node, kubelet, api, end):
     claim = api.allocate("one", {"r": f"{UP}-u00"})
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api):
         kubelet.driver().prepare(claim)
         kubelet.driver().unprepare(claim)
         end(api.claims[claim[:2]])
@@ -528,8 +525,7 @@ def test_a_late_prepare_brings_no_claim_back(base, node, kubelet, api, end):
 
 def test_a_lost_checkpoint_takes_nothing_from_running_pods_and_keeps_nothing_that_ended(base, node, kubelet, api):
     running, ended = (api.allocate(name, {"r": f"{UP}-u0{number}"}) for number, name in enumerate(("run", "end")))
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api) as plugin:
         kubelet.driver().prepare(running, ended)
     os.remove(base / f"plugins/{DRIVER}/checkpoint.json")
     reserved_no_more(api.claims[ended[:2]])
@@ -541,8 +537,7 @@ def test_a_lost_checkpoint_takes_nothing_from_running_pods_and_keeps_nothing_tha
 
 def test_an_instance_that_waits_for_another_writes_nothing(base, node, kubelet, api):
     first, second = (api.allocate(f"c{number}", {"r": f"{UP}-u0{number}"}) for number in (0, 1))
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api) as plugin:
         kubelet.driver().prepare(first)
         with dra(base, node, api) as waiting:
             kubelet.driver().unprepare(first)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import socket
 import subprocess
@@ -31,12 +30,12 @@ def kubelet(base, request):
 def plugin(base, node, kubelet):
     """What is noticed here is noticed by events: the slow looks behind them come too late."""
     with Running(base, CONFIG, node.root, timing=FAST._replace(backstop=60)) as running:
+        kubelet.wait_allocatable(NAME, 100)
         yield running
 
 
 def test_a_pool_is_advertised_in_the_mode_that_the_directories_ask_for(base, kubelet, plugin):
     """A1, A2, A24, A27, A28, A33"""
-    kubelet.wait_allocatable(NAME, 100)
     where = "plugins_registry" if kubelet.watches else "device-plugins"
     assert [path.name for path in (base / where).glob("*.sock") if path.name != "kubelet.sock"] == ["test_server.sock"]
     assert sorted(kubelet.devices(NAME), key=int) == [str(number) for number in range(100)]
@@ -92,7 +91,6 @@ def test_a_refused_registration_is_reported_and_retried(base, node, watches):
 
 def test_a_kubelet_restart_is_noticed(base, kubelet, plugin):
     """A31, pitfalls 2 and 8: upstream needs up to 5 s in legacy mode; the same IDs return"""
-    kubelet.wait_allocatable(NAME, 100)
     before = kubelet.devices(NAME)
     for _round in range(3):
         kubelet.restart()
@@ -137,19 +135,9 @@ def test_a_kubelet_that_does_not_answer_is_left_for_its_successor(base, node):
                 connection.close()
 
 
-def test_a_killed_kubelet_leaves_a_dead_socket(base, node):
-    with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
-        kubelet.wait_allocatable(NAME, 100)
-        kubelet.stop(unlink=False)
-        assert plugin.until(lambda: "nothing is listening" in plugin.resource().error)
-        kubelet.start()
-        kubelet.wait_allocatable(NAME, 100)
-
-
 @pytest.mark.parametrize("loss", ["socket", "stream"])
 def test_what_is_lost_leads_to_a_new_registration(base, kubelet, plugin, loss):
     """A32; pitfall 2: registered, no stream"""
-    kubelet.wait_allocatable(NAME, 100)
     assert plugin.until(lambda: plugin.resource().state == "registered")
     before = kubelet.clients[NAME]
     if loss == "socket":
@@ -158,33 +146,6 @@ def test_what_is_lost_leads_to_a_new_registration(base, kubelet, plugin, loss):
         before.close()
     assert kubelet.wait(lambda: kubelet.clients[NAME] is not before)
     kubelet.wait_allocatable(NAME, 100)
-
-
-def test_the_kubelet_race_at_an_upgrade_ends_registered(base, node):
-    """Pitfall 3: the end of the old instance's stream disconnects the new client"""
-    with Kubelet(base, watches=False, racy=True) as kubelet:
-        with Running(base, CONFIG, node.root):
-            kubelet.wait_allocatable(NAME, 100)
-        with Running(base, CONFIG, node.root):
-            kubelet.wait_allocatable(NAME, 100)
-            # A second Register while the first stream stands is what the race needs.
-            kubelet.connect(NAME, str(base / "device-plugins/test_server.sock"))
-            kubelet.wait(lambda: kubelet.clients[NAME].stopped, 2)
-            kubelet.wait_allocatable(NAME, 100)
-
-
-def test_a_resource_that_is_removed_while_it_registers_leaves_no_task(base, node, monkeypatch, caplog):
-    """asyncio tells of one that nobody waits for when it is collected"""
-    kubelet = Kubelet(base, watches=False)
-    monkeypatch.setattr(kubelet, "connect", lambda *_arguments: time.sleep(3))
-    with kubelet, Running(base, document(entry("a"), entry("b")), node.root) as plugin:
-        assert kubelet.wait(lambda: kubelet.count("register") == 2)
-        plugin.configure(document(entry("a")))
-        assert plugin.until(lambda: "b" not in plugin.plugin.served)
-        for _time in range(20):
-            time.sleep(0.1)
-            plugin.call(gc.collect)
-    assert "destroyed" not in caplog.text
 
 
 def test_two_instances_take_turns(base, node):
@@ -211,7 +172,9 @@ def test_a_socket_that_is_not_ours_is_left_alone(base, node):
         with Running(base, CONFIG, node.root) as plugin:
             assert plugin.until(lambda: "another process serves" in plugin.resource().error)
         assert os.stat(path).st_ino == inode
-    # Nobody listens any more: what a crashed predecessor leaves is replaced.
+    # Nobody listens any more: what a crashed predecessor leaves is replaced, also where the clock was set back since.
+    ahead = time.time() + 86400
+    os.utime(path, (ahead, ahead))
     with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
         kubelet.wait_allocatable(NAME, 100)
         with socket.socket(socket.AF_UNIX) as successor:
@@ -220,33 +183,6 @@ def test_a_socket_that_is_not_ours_is_left_alone(base, node):
             os.rename(path + ".new", path)
             plugin.stop()
         assert os.path.exists(path), "a stopping plugin removed the socket of its successor"
-
-
-def test_its_own_dead_socket_is_replaced_whatever_the_clock_says(base, node):
-    """The clock was set back by a day between a SIGKILL and the next start"""
-    with Kubelet(base, watches=False) as kubelet:
-        path = str(base / "device-plugins/test_server.sock")
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(path)
-            dead.listen()
-        ahead = time.time() + 86400
-        os.utime(path, (ahead, ahead))
-        with Running(base, CONFIG, node.root):
-            kubelet.wait_allocatable(NAME, 100)
-
-
-def test_a_socket_that_is_not_listened_on_yet_stays_its_makers(base, node):
-    """bind(2) makes the name, listen(2) comes a moment later: until then it belongs to its creator"""
-    (base / "device-plugins").mkdir()
-    path = str(base / "device-plugins/test_server.sock")
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(path)
-        inode = os.stat(path).st_ino
-        with Running(base, CONFIG, node.root) as plugin:
-            assert plugin.until(lambda: "another process serves" in plugin.resource().error)
-            other.listen()
-            time.sleep(1.5)
-            assert os.stat(path).st_ino == inode
 
 
 def test_a_full_disk_does_not_prevent_serving(base, node):
@@ -267,18 +203,14 @@ def test_a_full_disk_does_not_prevent_serving(base, node):
 
 def test_a_clean_stop_leaves_nothing_behind(base, kubelet, plugin):
     """A31"""
-    kubelet.wait_allocatable(NAME, 100)
     plugin.stop()
     assert plugin.stopped_in < 1
-    left = [path.name for folder in ("plugins_registry", "device-plugins") for path in (base / folder).glob("*")]
-    left += [path.name for folder in ("plugins_registry", "device-plugins") for path in (base / folder).glob(".*")]
-    assert set(left) - {"kubelet.sock"} == set()
-    assert kubelet.wait(lambda: kubelet.allocatable(NAME) == 0 or True)
+    left = {path.name for folder in ("plugins_registry", "device-plugins") for path in (base / folder).glob("*")}
+    assert left <= {"kubelet.sock"}
 
 
 def test_a_stream_that_is_cancelled_does_not_hold_a_place(kubelet, plugin):
     """A33: returns when the client cancels"""
-    kubelet.wait_allocatable(NAME, 100)
     from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
 
     stub = kubelet.clients[NAME].stub
@@ -292,7 +224,6 @@ def test_a_stream_that_is_cancelled_does_not_hold_a_place(kubelet, plugin):
 
 def test_allocate(kubelet, plugin):
     """A36, A38, A39, 1.5"""
-    kubelet.wait_allocatable(NAME, 100)
     answer = kubelet.allocate(NAME, ["0"], ["5", "99"])
     paths = ["umad0", "uverbs0", "umad1", "uverbs1", "rdma_cm"]
     for container in answer.container_responses:
@@ -315,7 +246,6 @@ def test_rpcs_that_the_kubelet_need_not_call(kubelet, plugin):
     """1.8: upstream dies of GetPreferredAllocation"""
     from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
 
-    kubelet.wait_allocatable(NAME, 100)
     client = kubelet.clients[NAME]
     assert client.options == api.DevicePluginOptions()
     assert kubelet.prefer(NAME, ["7", "3", "5"], 2, required=["5"]) == ["5", "3"]

@@ -218,13 +218,6 @@ def test_a_step_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypat
     assert (target.read_text(), os.listdir(tmp_path)) == ("old", ["file"])
 
 
-def test_an_error_names_the_whole_path(tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(NotADirectoryError) as raised:
-        files.write(str(tmp_path / "file/below"), "text")
-    assert raised.value.filename == str(tmp_path / "file/below")
-
-
 ACTS = {
     "write": lambda path: files.write(path, "new"),
     "mode": lambda path: files.set_mode(path, 0o600),

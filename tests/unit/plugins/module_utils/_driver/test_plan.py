@@ -342,11 +342,6 @@ NOBLE = node("ubuntu", "24.04", like=["debian"])
 REPO = f"{HEADER}\n[gpufabric-rdma-driver]\nname=HCA driver doca\nbaseurl={URL}\nenabled=1\n"
 OF_A_KEY = "gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver"
 SOURCES = f"{HEADER}\nTypes: deb\nURIs: {URL}\nSuites: ./\n"
-DROP_IN = (
-    f"{HEADER}\n[Unit]\nAfter=systemd-udev-settle.service\nWants=systemd-udev-settle.service\n\n[Service]\n"
-    "Restart=on-failure\nExecStartPost=-/bin/sh -c 'grep -qxs nvidia_peermem "
-    "/etc/modules-load.d/gpufabric-rdma.conf && exec modprobe nvidia_peermem'\n"
-)
 SIGNED, TRUSTED = {"url": URL}, {"url": URL, "trusted": True}
 
 
@@ -357,7 +352,6 @@ SIGNED, TRUSTED = {"url": URL}, {"url": URL, "trusted": True}
     (packages.repository_file("dnf", SIGNED, "doca"), f"{REPO}gpgcheck=1\n{OF_A_KEY}\npriority=10\nexcludepkgs=dkms\n"),
     (packages.repository_file("dnf", TRUSTED, "doca"), f"{REPO}gpgcheck=0\npriority=10\nexcludepkgs=dkms\n"),
     (packages.pins_file("A*").partition("Package: ")[2], "dkms\nPin: release l=A*\nPin-Priority: -1\n"),
-    (packages.service_file(), DROP_IN),
 ])  # fmt: skip
 def test_the_files_that_are_written(text, wanted):
     assert text == wanted
@@ -365,8 +359,6 @@ def test_the_files_that_are_written(text, wanted):
 
 APT_INSTALL = "apt-get install --yes --no-install-recommends -o Dpkg::Options::=--force-confold"
 COMMANDS = [
-    ("dnf", packages.install_command, ["a-1*"], "dnf install --assumeyes --setopt=install_weak_deps=False a-1*"),
-    ("dnf", packages.remove_command, ["a"], "dnf remove --assumeyes --setopt=clean_requirements_on_remove=False a"),
     ("dnf", packages.restore_command, ["rdma-core"], "dnf distro-sync --assumeyes rdma-core"),
     ("apt", packages.install_command, ["a=1"], f"{APT_INSTALL} a=1"),
     ("apt", packages.remove_command, ["a", "b"], "apt-get purge --yes a b"),

@@ -279,7 +279,3 @@ def test_debian_modules_are_compared_by_their_build_id(node, running, agree):
     assert found["agree"] is agree
     assert found["on_disk"]["modules"]["mlx5_core"]["build_id"] == "aa" * 20
     assert found["loaded"]["modules"]["mlx5_core"]["build_id"] == running
-
-
-NVIDIA, MIT = {"license": "NVIDIA"}, {"license": "Dual MIT/GPL"}
-STUB, WHOLE = {"depends": "nvidia"}, {"depends": "nvidia,ib_uverbs"}
