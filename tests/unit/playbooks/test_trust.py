@@ -181,6 +181,7 @@ def test_no_key_of_a_node_s_result_is_a_variable_or_a_mark(tmp_path):
     facts = {**MARKS["ansible_facts"], "rdma": {"x": 1}}
     kept = act("node_facts", {}, {}, {**MARKS, "ansible_facts": facts})
     assert kept["ansible_facts"] == {"rdma": {"x": 1}}
+    assert "ansible_facts" not in act("node_facts", {}, {}, MARKS)
     refused = act("refuse", {"findings": []}, {"node1": {"ansible_facts": facts}})
     names = {item["object"].removeprefix("variable ") for item in refused["findings"]}
     assert (names, {item["id"] for item in refused["findings"]}) == ({*MARKS["ansible_facts"]}, {"node:variable"})
