@@ -42,10 +42,10 @@ def guarded(run):
 
 def _kept(result: dict) -> dict:
     """The result with the one fact that modules of this collection document."""
-    facts = result.get("ansible_facts")
-    if facts is None:
-        return result
-    return {**result, "ansible_facts": {"rdma": facts["rdma"]} if isinstance(facts, dict) and "rdma" in facts else {}}
+    facts, others = result.get("ansible_facts"), {key: result[key] for key in result if key != "ansible_facts"}
+    return (
+        {**others, "ansible_facts": {"rdma": facts["rdma"]}} if isinstance(facts, dict) and "rdma" in facts else others
+    )
 
 
 def _refuse_facts(facts) -> None:
