@@ -105,7 +105,7 @@ scale: $(VENV)/.ready ## What each further fast node costs, first and second run
 	@python device_plugin/fetch_wheels.py build/wheels
 	@python tests/endurance/scale.py $(ARGS)
 
-bench-facts: $(VENV)/.ready ## Time hca_facts against raw reads and against the command-line route
+bench-facts: $(VENV)/.ready ## Time hca_facts against raw reads of the same files
 	@python tests/endurance/bench_facts.py $(ARGS)
 
 bench-peer: $(VENV)/.ready ## The Go plugin and ours on one lab node, in one run: ratios; needs Go

@@ -91,12 +91,6 @@ PARTS = {
 }
 
 
-def plugin_names() -> list[str]:
-    """The CNI plugins that the test bed builds."""
-    text = (PARTS["cni-plugins"].source / "go.mod").read_text()
-    return re.findall(rf"^\t{re.escape(CNI)}/plugins/\w+/(\S+)$", text, re.MULTILINE)
-
-
 def find_go() -> tuple[str, str]:
     """The Go tool chain and its version."""
     go = shutil.which("go", path=f"{os.environ.get('PATH', '')}:/usr/local/go/bin")

@@ -1,7 +1,7 @@
-"""How long gathering the facts takes, as a ratio to reading the same files raw and to the command-line route.
+"""How long gathering the facts takes, as a ratio to reading the same files raw.
 
-    bench_facts.py                  on the fixture h100-8x-cx7-ib (8 GPUs, 8 HCAs), laid out as a tree
-    bench_facts.py --root / --cli   on this machine, with lspci, ibv_devinfo, rdma, ibstat and modinfo beside it
+    bench_facts.py            on the fixture h100-8x-cx7-ib (8 GPUs, 8 HCAs), laid out as a tree
+    bench_facts.py --root /   on this machine
 
 Medians of many rounds, the two ways in turn. Raw means: open, read and close each file that gathering opened, GID slots
 included, by their paths, in a loop that does nothing with what it reads. On a node without this collection the folders
@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,15 +27,6 @@ from hca.seams import Seams  # noqa: E402
 
 FIXTURE = "h100-8x-cx7-ib"
 GOAL_RATIO, GOAL_FORKS = 3.0, 0
-# What people type to learn the same; modinfo once for each of the modules whose build decides.
-COMMANDS = (
-    ("lspci", "-D", "-nn", "-vvv"),
-    ("ibv_devinfo", "-v"),
-    ("rdma", "link", "show"),
-    ("rdma", "system", "show"),
-    ("ibstat",),
-    *(("modinfo", name) for name in ("mlx5_core", "mlx5_ib", "ib_core")),
-)
 FORKING = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system")
 
 
@@ -77,19 +66,11 @@ def timed(call) -> float:
     return time.process_time() - start
 
 
-def ask(commands) -> None:
-    for argv in commands:
-        subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", help="the tree to read; default: the fixture, laid out in a temporary folder")
-    parser.add_argument("--cli", action="store_true", help="time the command-line route too (with --root /)")
     parser.add_argument("--rounds", type=int, default=51)
     options = parser.parse_args()
-    if options.cli and options.root != "/":
-        parser.error("--cli asks the running kernel, so it goes with --root / only")
     forks, armed = [], []
     # Python's own audit events, whoever starts a process.
     sys.addaudithook(lambda event, _arguments: forks.append(event) if armed and event in FORKING else None)
@@ -99,26 +80,18 @@ def main() -> int:
             import tree
 
             root = str(tree.lay_out(tree.load(FIXTURE), folder))
-        paths, samples = opened_files(root), {"raw": [], "facts": [], "cli": []}
+        paths, samples = opened_files(root), {"raw": [], "facts": []}
         for _round in range(options.rounds):
             samples["raw"].append(timed(lambda: read_raw(paths)))
             armed.append(True)
             samples["facts"].append(timed(lambda: gather(Tree(root), Seams.of(Tree(root)))))
             armed.clear()
-        for _round in range(min(options.rounds, 5) if options.cli else 0):
-            samples["cli"].append(timed(lambda: ask(COMMANDS)))
-    median = {name: statistics.median(times) * 1e3 for name, times in samples.items() if times}
+    median = {name: statistics.median(times) * 1e3 for name, times in samples.items()}
     ratio = median["facts"] / median["raw"]
     print(f"{options.root or FIXTURE}: {len(paths)} files read; medians of {options.rounds} rounds")
     print(f"  gather            {median['facts']:8.2f} ms")
     print(f"  the same files raw{median['raw']:8.2f} ms   ratio {ratio:.2f} (goal <= {GOAL_RATIO:g})")
     print(f"  forks             {len(forks) / options.rounds:8g}      (goal {GOAL_FORKS})")
-    if options.cli:
-        missing = sorted({argv[0] for argv in COMMANDS if not shutil.which(argv[0])})
-        note = f"; not installed: {', '.join(missing)}" if missing else ""
-        print(
-            f"  command line      {median['cli']:8.2f} ms   gather takes 1/{median['cli'] / median['facts']:.1f}{note}"
-        )
     return int(len(forks) > GOAL_FORKS)  # a ratio on a busy machine is a figure, and a fork is a fault
 
 

@@ -10,7 +10,6 @@ import collections
 import hashlib
 import io
 import json
-import os
 import pathlib
 import sys
 import tarfile
@@ -151,13 +150,9 @@ def test_a_bare_node_is_predicted_set_up_left_alone_and_healed(tmp_path):
         assert (token.read_text().strip(), token.stat().st_mode & 0o777) == (CLEAR, 0o600)
         settings = json.loads((root / SETTINGS).read_text())
         assert (settings["node"], settings["resources"], settings["memlock"]) == ("", None, None)
-        wants = root / "etc/systemd/system/k3s-agent.service.wants/gpufabric-rdma-node-ready.service"
-        assert os.readlink(wants) == "../gpufabric-rdma-node-ready.service"
         (rule,) = site.cluster.objects[f"ClusterRole//gpufabric-node-ready-{name}"]["rules"]
         of_nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}
         assert rule == {**of_nodes, "resourceNames": [name]}
-    conflist = json.loads((site.nodes["node1"] / CONFLIST).read_text())
-    assert [plugin["type"] for plugin in conflist["plugins"]] == ["flannel", "portmap"]
     assert "r! /etc/cni/net.d/00-multus.conf\n" in (site.nodes["node1"] / TMPFILES).read_text()
     wanted = {"DaemonSet/kube-flannel/kube-flannel-ds", "DaemonSet/kube-multus/kube-multus-ds"}
     wanted.add("CustomResourceDefinition//network-attachment-definitions.k8s.cni.cncf.io")

@@ -102,11 +102,6 @@ def test_a_policy_becomes_a_file_of_variables_and_is_explained(play, tmp_path):
     assert "changed=0" in play("import_policy", GUIDE)[1]
 
 
-def test_with_nodes_names_and_drivers_are_compared(play, node):
-    code, output = play("import_policy", GUIDE, "policy_hosts=gpu_nodes", hosts={"h1": node("h1", "h100-8x-cx7-ib")})
-    assert (code, "matches nothing on h1" in output, "not verified" in output) == (0, True, False), output
-
-
 def test_all_problems_of_all_files_and_what_the_role_would_refuse_come_and_nothing_is_written(play, tmp_path):
     (tmp_path / "a.yaml").write_text("kind: IPPool\nkind: IPPool\n")
     (tmp_path / "b.yaml").write_text("apiVersion: v1\n")

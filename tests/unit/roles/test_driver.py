@@ -63,32 +63,6 @@ def test_the_node_is_cordoned_drained_and_uncordoned(cluster):
     assert cluster.play("verify")[:2] == (0, 0)
 
 
-def test_a_node_that_someone_else_has_cordoned_stays_cordoned(cluster):
-    cordoned = kubectl_cluster.node("node1", annotations={})
-    cordoned["spec"]["unschedulable"] = True
-    cluster.add(cordoned)
-    assert cluster.play("activate", "verify")[:2] == (0, 1), "the drain alone"
-    assert cluster.seen() == (True, {}, LEFT)
-
-
-def test_a_run_that_ended_between_drain_and_uncordon_is_picked_up_by_the_next(cluster):
-    assert cluster.play("activate")[0] == 0
-    # The run ends here. The next one finds the node cordoned, and knows by the note that it was this role.
-    assert cluster.play("activate", "verify")[:2] == (0, 1)
-    assert cluster.seen() == (False, KEPT, LEFT)
-
-
-def test_a_drain_that_a_disruption_budget_stops_is_reported_and_leaves_a_state_to_resume_from(cluster):
-    cluster.state(budgets=["train-0"])
-    code, _changed, output = cluster.play("activate")
-    assert code != 0
-    assert "node node1: wanted drained within 600 s, seen a disruption budget protects jobs/train-0" in output
-    assert cluster.seen()[1][MARK] == "true"
-    cluster.state(budgets=[])
-    assert cluster.play("activate", "verify")[0] == 0
-    assert cluster.seen() == (False, KEPT, LEFT)
-
-
 def test_a_name_that_the_cluster_does_not_know_is_reported_and_without_consent_it_is_not_asked(cluster):
     code, changed, output = cluster.play("activate", driver_drain_node="gpu-17")
     assert (code, changed, cluster.seen()[0]) == (2, 0, False), output

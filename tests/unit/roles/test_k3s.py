@@ -14,6 +14,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s as kube_k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import MARK
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
+from ansible_collections.gpufabric.rdma.tests.unit.playbooks import test_cluster
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ADDRESSES = {"node1": "198.18.1.2", "node2": "198.18.0.15"}
@@ -22,22 +23,7 @@ SECRET = "4f7c-planted-token"
 
 @pytest.fixture
 def bundle(tmp_path):
-    folder = tmp_path / "bundle"
-    folder.mkdir()
-    for name, data in (("k3s", b"program"), ("images.tar", b"images"), ("plugins.tgz", b"plugins")):
-        (folder / name).write_bytes(data)
-    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-    # What the roles after this one take; a bundle without them is refused before k3s is touched.
-    named = {"k3s": ("v1.35.8+k3s1", "k3s"), "cni-plugins": ("v1", "plugins.tgz")}
-    named["flannel-cni-plugin"] = named["cni-plugins"]
-    files = [
-        {"name": name, "version": version, "architecture": "amd64", "path": path, "sha256": sums[path]}
-        for name, (version, path) in named.items()
-    ]
-    images = [{"reference": name, "path": "images.tar", "sha256": sums["images.tar"]} for name in ("a:1", "b:1")]
-    described = {"schema": 1, "origin": "release", "files": files, "images": images}
-    (folder / "bundle.yml").write_text(yaml.safe_dump(described))
-    return folder
+    return test_cluster.bundle(tmp_path / "bundle")
 
 
 @pytest.fixture
@@ -268,10 +254,7 @@ def test_a_kubeconfig_has_ca_and_credentials_of_the_server_and_nothing_else_of_i
     file = home / ".kube/gpufabric-a.yml"
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     made = yaml.safe_load(file.read_text())
-    assert made["clusters"][0]["cluster"] == {
-        "server": "https://192.0.2.1:6443",
-        "certificate-authority-data": "Q0E=",
-    }
+    assert made["clusters"][0]["cluster"] == {"server": "https://192.0.2.1:6443", "certificate-authority-data": "Q0E="}
     assert made["users"][0]["user"] == {"client-certificate-data": "Y2VydA==execcommandid", "client-key-data": "77a2V5"}
     assert not (tmp_path / "broken-in").exists()
     assert "Q0E=" not in output

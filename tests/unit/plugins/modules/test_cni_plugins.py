@@ -78,12 +78,10 @@ def test_the_listed_plugins_come_out_of_the_archives_of_the_nodes_architecture(b
         (lambda b: b.add("cni-plugins", archive({}), sha256="0" * 64), "cni-plugins-amd64", "sha256 "),
         (lambda b: b.add("cni-plugins", archive({"bridge": program(183), "loopback": program()})), "bridge", "aarch64"),
         (lambda b: b.add("cni-plugins", archive({"bridge": program()[:90], "loopback": program()})), "bridge", "90"),
-        (lambda b: b.add("cni-plugins", archive({"bridge": b"#!", "loopback": program()})), "bridge", "something else"),
         (lambda b: b.add("cni-plugins", archive({"bridge": program()})), "loopback", "bridge"),
         (lambda b: b.add("flannel-cni-plugin", b"<html>"), "flannel", "something else"),
         (lambda b: b.files.pop(0), "bundle", "cni-plugins for arm64"),
         (lambda b: os.unlink(b.folder / "flannel-cni-plugin-amd64"), "flannel-cni-plugin-amd64", "No such file"),
-        (lambda b: b.files.clear(), "bundle", "no cni-plugins"),
     ],
 )
 def test_what_is_not_as_it_should_be_is_refused_on_the_controller(bundle, plant, obj, seen):
@@ -124,7 +122,6 @@ UNPACKED = "it cannot be unpacked"
         (docker_archive(REFERENCE, "amd64", program(size=800)), None),
         (oci_archive(REFERENCE, "amd64", program(size=800)), None),
         (b"no archive", UNPACKED),
-        (archive({"index.json": b"{"}), UNPACKED),
         (docker_archive(REFERENCE, "amd64", b"")[:200], UNPACKED),
         (oci_archive("", "arm64", program()), UNPACKED),
         (archive({"manifest.json": b'[{"Layers": []}]'}), "no file /flannel in it"),

@@ -8,12 +8,7 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.modules import (
-    fabric_tests,
-    hca_capture,
-    hca_facts,
-    node_facts,
-)
+from ansible_collections.gpufabric.rdma.plugins.modules import fabric_tests, hca_capture, hca_facts, node_facts
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.modules.test_network_modules import call
 

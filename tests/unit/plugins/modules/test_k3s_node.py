@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
+import shutil
+import subprocess
 import sys
 import time
 
@@ -13,7 +16,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state as k3s_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.modules import k3s_node, k3s_reset
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, throwaway
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
 WANTED = {"role": "server", "options": {}, "registries": {}, "token_given": False, "takeover_allowed": None}
 
@@ -244,6 +247,66 @@ def test_a_foreign_file_is_bytes_and_its_copy_its_owners_alone(tmp_path, mode):
         assert (path.read_bytes(), path.stat().st_mode & 0o777) == (foreign, 0o600)
 
 
+# --- a reset on a copy of this machine --------------------------------------------------------------------------------
+
+# Its lower layer is this machine's root, read through an overlay: writes are discarded with the namespaces.
+_ENTER = """
+mount --make-rprivate /
+mount -t tmpfs world world
+mkdir world/upper world/work world/root
+mount -t overlay overlay -o lowerdir=/,upperdir=world/upper,workdir=world/work world/root
+mount -t proc proc world/root/proc
+mount -t sysfs sysfs world/root/sys
+mount --bind /dev world/root/dev
+mount -t tmpfs run world/root/run
+for place; do mkdir -p "world/root$place"; mount --bind "$place" "world/root$place"; done
+cp script world/root/tmp/script
+exec chroot world/root sh /tmp/script
+"""
+# Where the collection and its Python lie, which may be on file systems of their own: the overlay has none of those.
+_NEEDED = sorted({str(pathlib.Path(__file__).resolve().parents[4]), sys.prefix, sys.base_prefix})
+_APART = ("unshare", "--mount", "--net", "--pid", "--fork")
+# Run by the script: a module of ours with these arguments; its answer as text.
+MODULE = """
+module() { printf '%s' "$2" | {python} -c '
+import json, sys
+from importlib import import_module
+from ansible.module_utils import basic
+basic._ANSIBLE_ARGS = json.dumps({"ANSIBLE_MODULE_ARGS": json.load(sys.stdin)}).encode()
+basic._ANSIBLE_PROFILE = "legacy"
+import_module("ansible_collections.gpufabric.rdma.plugins.modules." + sys.argv[1]).main()
+' "$1" >/tmp/answer || true; }
+"""
+
+
+def may_mount() -> bool:
+    if not shutil.which("unshare"):
+        return False
+    mount = [*_APART, "mount", "-t", "tmpfs", "none", "/tmp"]
+    return subprocess.run(mount, capture_output=True, check=False).returncode == 0
+
+
+def in_copy(folder: pathlib.Path, script: str) -> tuple[dict, str]:
+    """(what the module of the script answered last, what the script printed) of a shell script in such a copy.
+
+    folder: an empty one. The script has `module NAME JSON`, which runs a module of the collection.
+    """
+    (folder / "world").mkdir(exist_ok=True)
+    text = f"set -e\n{MODULE.replace('{python}', sys.executable)}\n{script}\necho; cat /tmp/answer\n"
+    (folder / "script").write_text(text)
+    done = subprocess.run(
+        [*_APART, "sh", "-ec", _ENTER, "sh", *_NEEDED],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said, _newline, answer = done.stdout.rstrip("\n").rpartition("\n")
+    return json.loads(answer), said.strip()
+
+
 YES = json.dumps({"allowed": True, "volumes": True})
 POD = "/var/lib/kubelet/pods/0a1b2c3d-0000-4000-8000-00000000000a"
 SANDBOX, OTHER = "a" * 64, "b" * 64
@@ -261,10 +324,10 @@ for name in iptables-save ip6tables-save; do printf '#!/bin/sh\n' >/usr/sbin/$na
 
 @pytest.fixture
 def node(tmp_path):
-    """node(script): the module's answer and what the script printed after it; see throwaway.run."""
-    if not throwaway.possible():
+    """node(script): the module's answer and what the script printed after it; see in_copy."""
+    if not may_mount():
         pytest.skip("not verified: wants root, it mounts file systems")
-    return lambda script: throwaway.run(tmp_path, NODE + script)
+    return lambda script: in_copy(tmp_path, NODE + script)
 
 
 def stays(answer, *kept):

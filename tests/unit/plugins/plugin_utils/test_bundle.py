@@ -212,13 +212,11 @@ def bundle_of(*rows):
 @pytest.mark.parametrize(("options", "answer"), [
     ({}, True),
     ({"k3s_bundle_dir": None}, False),
-    ({"k3s_bundle_dir": None, "driver_source": "bundle"}, True),
     (MIRROR, False),
     ({**MIRROR, "driver_source": "bundle"}, True),
     ({"driver_host_package": "/srv/doca-host.deb"}, False),
     ({"driver_source": "repository"}, False),
     ({"driver_flavor": "mlnx_ofed"}, False),
-    ({"driver_flavor": "inbox"}, False),
 ])  # fmt: skip
 def test_the_driver_comes_from_the_bundle_unless_another_place_is_given(options, answer):
     assert driver.from_bundle({**GIVEN, **options}) is answer
@@ -235,7 +233,6 @@ def test_a_bundle_that_has_it_is_taken(tmp_path):
 @pytest.mark.parametrize(("described", "seen"), [
     (bundle_of(K3S), "no driver"),
     (bundle_of(K3S, {**ROW, "version": "3.2.1"}), "doca-host 3.2.1 for ubuntu24.04 amd64"),
-    (bundle_of(K3S, {**ROW, "distribution": "rhel9"}), "doca-host 3.2.3 for rhel9 amd64"),
     (None, "no bundle.yml that can be read"),
 ])  # fmt: skip
 def test_a_bundle_that_lacks_it_is_refused_with_the_command_that_adds_it(described, seen):

@@ -67,13 +67,10 @@ CONTROL_PLANE = "6443/tcp 2379-2380/tcp 10250/tcp 8472/udp"
 @pytest.mark.parametrize(("nodes", "ports"), [
     ([node(1, server=True), node(2), node(4)], "6443/tcp 10250/tcp 8472/udp"),
     ([node(1), node(2, server=True)], "10250/tcp 8472/udp"),
-    ([node(1, server=True)], ""),
     ([node(1, flannel_backend="wireguard"), node(2)], "10250/tcp 51820/udp"),
-    ([node(1, flannel_backend="host-gw"), node(2)], "10250/tcp"),
     ([node(n, server=True) for n in (1, 2)], CONTROL_PLANE),
     ([node(n, server=True, k3s_api_address="10.0.0.9") for n in (1, 2)], f"{CONTROL_PLANE} vrrp"),
     (on_rails(3, 2), "18600-18603/tcp 18800-18803/tcp"),
-    (on_rails(matrix_cuda=True), "18600-18601/tcp 18800-18801/tcp"),
     (on_rails(**QUIET), ""),
     (on_rails(kind="software", matrix_host=False), "18600-18601/tcp 4791/udp"),
     (on_rails(kind="software", gid=None, matrix_host=False), "18600-18601/tcp"),  # iWARP

@@ -93,7 +93,6 @@ def test_the_first_of_two_plain_nodes_is_the_server():
      {"kubelet-arg": ["topology-manager-policy=single-numa-node", "topology-manager-scope=pod"]}),
     # K14: an iptables that duplicates rules is not used.
     ({"iptables": [1, 6, 1]}, {}, {"prefer-bundled-bin": None}),
-    ({"iptables": [1, 8, 0]}, {}, {"prefer-bundled-bin": True}),
     ({"iptables": [1, 8, 4]}, {}, {"prefer-bundled-bin": True}),
     ({"iptables": [1, 8, 5]}, {}, {"prefer-bundled-bin": None}),
     ({"iptables": None}, {}, {"prefer-bundled-bin": None}),
@@ -122,14 +121,6 @@ def test_k12_values_that_servers_must_agree_on_are_compared():
     assert "cluster-init" not in options(*nodes, host="node2")
     nodes[1]["variables"].update(secrets_encryption=False, disable=["traefik"])
     assert findings(*nodes) == [("node2", "k3s option disable"), ("node2", "k3s option secrets-encryption")]
-
-
-def test_a_namespace_of_someone_else_is_refused_with_all_other_findings():
-    namespace = {"object": "namespace ml-team", "wanted": "w", "seen": "managed by argocd", "next_step": "n", "id": ""}
-    assert {obj for _host, obj in findings(node(seen={"namespaces": [namespace], "others": ["RKE2"]}))} == {
-        "namespace ml-team",
-        "cluster",
-    }
 
 
 # --- K15: what a reset takes ------------------------------------------------------------------------------------------
@@ -194,6 +185,7 @@ def test_k15_containers_end_before_links_and_mounts_and_what_stays_is_listed():
 
 TWO, SERVICE = ("node1", "node2"), "/etc/systemd/system/k3s.service"
 ENFORCING = {"selinux": "enforcing", "family": "rhel", "distribution": "rhel9"}
+TEAM = {"object": "namespace ml-team", "wanted": "w", "seen": "managed by argocd", "next_step": "n", "id": ""}
 UPLINKS = [{"netdev": name, "destination": "0.0.0.0/0"} for name in ("eth0", "rail0")]
 # {what: (the nodes, what is found)}
 REFUSED = {
@@ -211,6 +203,7 @@ REFUSED = {
     "kubeadm": ([node(seen={"others": ["kubeadm"]})], "cluster"),
     "kubeadm, denied": ([node(seen={"others": ["kubeadm"]}, takeover_allowed=False)], "cluster"),
     "other k3s": ([node(seen={"foreign_files": [SERVICE]})], "cluster"),
+    "namespace of someone else": ([node(seen={"namespaces": [TEAM], "others": ["RKE2"]})], "namespace ml-team"),
     "policy package": ([node(seen=ENFORCING)], "bundle /srv/bundle"),
     "two servers": ([node(1, TWO), node(2, TWO)], "group k3s_servers"),
     "no servers": ([node(1, ())], "group k3s_servers"),
@@ -248,7 +241,6 @@ def test_k4_a_version_that_does_not_start_without_its_flannel_is_refused(version
     ([node(1, seen={"hostname": "node2"}, node_name="gpu1")], ["node1", "node2"], []),
     ([node(1, seen={"hostname": "node2"}, node_name="node2")], ["node1", "node2"], []),
     ([node(1), node(2, node_name="node1")], (), ["node1", "node2"]),
-    ([node(1, seen={"hostname": "gpu1"}), node(2)], ["node1", "node2", "node3"], []),
 ])  # fmt: skip
 def test_a_name_is_one_nodes(nodes, inventory, hosts):
     rows = decide(*nodes, inventory=inventory)["findings"]
@@ -342,7 +334,6 @@ RESETS = {
     "etcd 3.5, one down": ([etcd("a", "ab", "a")], [etcd("b", "ab", "b"), None], 1),
     "SQLite": ([{"cluster": True, "etcd": None}], [], 0),
     "a bare server": ([{}], [etcd("b"), etcd("c")], 0),
-    "no server": ([], [etcd("a"), None], 0),
 }  # fmt: skip
 
 
@@ -369,12 +360,9 @@ HOST_GATEWAY = [*state()["routes"], {"netdev": "eth0", "destination": "10.42.1.0
 ACCEPTED = {
     "bare": [node(number, **GUESSED) for number in (1, 2, 3)],
     "converged": [node(1, seen=SERVER, **GUESSED), node(2, seen=AGENT, **GUESSED), node(3, **GUESSED)],
-    "the server alone": [node(1, seen=SERVER, **GUESSED)],
-    "an agent": [node(2, seen=AGENT, **GUESSED)],
     "behind an address of the inventory": [node(2, seen=NATTED, **GUESSED, first_addresses=["198.51.100.7"])],
     "a new agent": [node(2, server_url="https://192.0.2.1:6443", **GUESSED)],
     "behind a name": [node(2, server_url="https://k3s.example:6443", **GUESSED)],
-    "named": [node(1), node(2, seen=AGENT)],
     "named, limited": [node(2, seen=AGENT)],
     "an agent of another cluster": [node(2, server_url="https://192.0.2.100:6443")],
     "K10 routes of the pod network": [
@@ -435,7 +423,6 @@ def test_the_labels_of_the_seeds_come_from_facts_or_from_nfd_never_from_both():
     ("v1.33.9+k3s1", "v1.35.8+k3s1", "one minor at a time"),
     ("v1.35.8+k3s1", "v1.35.6+k3s1", "or newer"),
     ("v1.35.8+k3s2", "v1.35.8+k3s1", "or newer"),
-    ("v1.35.8+k3s1", "v1.35.8+k3s1", None),
     ("nightly", "v1.35.8+k3s1", "versions that can be compared"),
 ])  # fmt: skip
 def test_an_upgrade_goes_up_one_minor_at_a_time(old, new, words):
@@ -454,7 +441,6 @@ NOON, DAY = 1795608000.0, 86400
 
 
 @pytest.mark.parametrize(("clocks", "named"), [
-    ([NOON - 590], []),
     ([NOON - 620], ["node1"]),
     # Read within 20 minutes.
     ([NOON - 5 * number for number in range(240)], []),
@@ -585,7 +571,6 @@ NOT_OFFERED = {"answers": "", "installed": False, "offered": False}
 @pytest.mark.parametrize(("variables", "wanted"), [
     ({"api_address": "api"}, "an address of IPv4"),
     ({"api_address": "192.0.2.12"}, "no node has of its own"),
-    ({"api_address": "192.0.2.14"}, "no node has of its own"),
     ({"api_address": "198.51.100.5"}, "a host's address in 192.0.2.0/24"),
     ({"api_address": "192.0.2.0"}, "a host's address in 192.0.2.0/24"),
     ({"cluster_cidr": "192.0.0.0/16"}, "outside the cluster's networks"),
