@@ -31,7 +31,7 @@ def main() -> int:
         f"{code['product']} lines of product code, {code['test']} of test and lab code: {ratio:.2f} (at most {LIMIT})"
     )
     sys.stdout.write(f"figures: {amount}; {len(files)} files, {modules} modules, {targets} make targets\n")
-    return int(ratio > LIMIT)
+    return int(round(ratio, 2) > LIMIT)
 
 
 if __name__ == "__main__":
