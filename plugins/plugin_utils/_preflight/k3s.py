@@ -301,8 +301,9 @@ def machines(own: dict[str, tuple[str, str]], registered: dict[str, str]) -> lis
     found = []
     for host, (name, uuid) in own.items():
         there = registered.get(name.lower())
-        if there is not None and there.lower() != uuid.lower():
-            seen = f"system UUID {uuid or 'unknown'}, and the Node's is {there or 'unknown'}"
+        # A kubelet always reports one; a Node without it was made by someone else, such as an administrator.
+        if there and there.lower() != uuid.lower():
+            seen = f"system UUID {uuid or 'unknown'}, and the Node's is {there}"
             step = (
                 f"if this machine replaces that one, delete its Node (kubectl delete node {name.lower()}) and run "
                 "again; otherwise set k3s_node_name of this host"

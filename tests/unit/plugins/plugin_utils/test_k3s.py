@@ -349,7 +349,7 @@ def test_a_reset_leaves_etcd_its_majority_or_takes_all(name):
 
 @pytest.mark.parametrize(("name", "uuid", "refused"), [
     ("gpu1", "4C4C4544-0036", False), ("GPU1", "4c4c4544-0036", False), ("gpu2", "4c4c4544-0036", False),
-    ("gpu1", "4c4c4544-0099", True), ("gpu1", "", True), ("bare", "", False), ("bare", "4c4c4544-0036", True),
+    ("gpu1", "4c4c4544-0099", True), ("gpu1", "", True), ("bare", "", False), ("bare", "4c4c4544-0036", False),
 ])  # fmt: skip
 def test_the_name_of_another_machine_s_node_is_refused(name, uuid, refused):
     found = k3s.machines({"node1": (name, uuid)}, {"gpu1": "4c4c4544-0036", "bare": ""})
