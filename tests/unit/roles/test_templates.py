@@ -73,7 +73,6 @@ def test_every_text_that_a_task_writes_is_one_of_those():
         "\"{{ __device_plugin_tokens['tokens']['rdma-device-plugin-' ~ __device_plugin_dra['name']] }}\"",
         "\"{{ __node_ready_tokens['tokens']['node-ready-' ~ __node_ready_name] }}\"",
         "\"{{ item['text'] }}\"",
-        '""',
     }
 
 
