@@ -249,7 +249,7 @@ def _master(obj: str, config: dict, nodes: list[dict], cluster: dict):
             step = "name the interface: without it the plugin uses the one with the default route"
             yield Finding(obj, "a master", "none", step, "nad:master-missing")
         return
-    master = next(filter(None, by_host.values()))
+    master = next(filter(None, by_host.values()), "")
     absent = [node["host"] for node in nodes if by_host[node["host"]] not in node["netdevs"]]
     if absent:
         others = sorted({name for node in nodes for name in node["netdevs"] if name != "lo"})
