@@ -86,8 +86,7 @@ servers-test: $(VENV)/.ready ## Three servers on this machine: reboots with real
 
 driver-root: $(VENV)/.ready ## The module driver in a root of the lab's image: faults, install, upgrade, downgrade, back to inbox; NODE=1: then the role on a lab node
 	@lab/packages lab
-	@$(if $(NODE),tests/run-driver-lab $(ARGS),)
-	@$(if $(NODE),,DRIVER_IMAGE=$$(lab/labctl image | tail -n 1) pytest -n0 -x -rs tests/driver/test_in_root.py)
+	@$(if $(NODE),tests/run-driver-lab $(ARGS),DRIVER_IMAGE=$$(lab/labctl image | tail -n 1) pytest -n0 -x -rs tests/driver/test_in_root.py)
 
 judges: $(VENV)/.ready ## Tools nobody here wrote over the collection and what it writes
 	@tests/run-judges
