@@ -174,8 +174,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
-    wanted = {name: given[name] for name in ("role", "options", "registries", "takeover_allowed")}
-    wanted["token_given"] = bool(given["token"]) or not given["token_allowed_to_be_made"]
+    wanted = planner.wanted_of(given)
     live = not given["root"].rstrip("/")
     node = Node(given["root"], wanted, given["token"], module.run_command, given["start_timeout_seconds"])
     with reported(module):

@@ -137,9 +137,7 @@ def _options(spec: dict, given: dict) -> dict:
 
 
 def _k3s(given: dict, root: str, run):
-    wanted = {name: given[name] for name in ("role", "options", "takeover_allowed")}
-    wanted["registries"] = json.loads(given["registries"])
-    wanted["token_given"] = bool(given["token"]) or not given["token_allowed_to_be_made"]
+    wanted = k3s_plan.wanted_of({**given, "registries": json.loads(given["registries"])})
     return k3s_plan.plan(k3s_state.converging(root, run, given["token"]), wanted, root)
 
 
