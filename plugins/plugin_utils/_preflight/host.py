@@ -370,18 +370,19 @@ def _driver(facts: dict, variables: dict, bundle: dict | None) -> list[Finding]:
     return [Finding(*foreign)] if foreign else driver_bundle.findings(variables, node, bundle)
 
 
-def _admitted(facts: dict, variables: dict) -> list[dict]:
+def admitted(facts: dict, variables: dict) -> list[dict]:
+    """HCAs that count: software ones if they are allowed."""
     return [hca for hca in facts["hcas"] if hca["kind"] == "pci" or variables["discovery_software_hcas"]]
 
 
 def _stated(facts: dict, variables: dict) -> bool:
-    return variables["discovery_expected_hcas"] == len(_admitted(facts, variables))
+    return variables["discovery_expected_hcas"] == len(admitted(facts, variables))
 
 
 def _hcas(facts: dict, variables: dict) -> list[Finding]:
-    admitted = _admitted(facts, variables)
-    names = [hca["name"] for hca in admitted]
-    software = [hca["name"] for hca in facts["hcas"] if hca not in admitted]
+    counted = admitted(facts, variables)
+    names = [hca["name"] for hca in counted]
+    software = [hca["name"] for hca in facts["hcas"] if hca not in counted]
     coming = [card for card in facts["cards_without_rdma"] if _will_get_rdma(card, facts)]
     dead = [card for card in facts["cards_without_rdma"] if card not in coming]
     found = []
@@ -459,7 +460,7 @@ def _rails(facts: dict, variables: dict) -> list[Finding]:
                     f"HCAs here: {core_text.listing(map(_identity, facts['hcas'])) or 'none'}"
                     + (f"; cards without RDMA: {core_text.listing(cards)}" if cards else ""),
                     "name one of these, or set discovery_rails for the hosts that have it; for a rail that is to stay "
-                    f"empty, discovery_expected_hcas: {len(_admitted(facts, variables))} for this host",
+                    f"empty, discovery_expected_hcas: {len(admitted(facts, variables))} for this host",
                     NO_HCA,
                 )
             )

@@ -12,6 +12,7 @@ from collections import Counter
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import count, listing
 from ...module_utils._device_plugin import config
+from .host import admitted
 
 _RESOURCE = re.compile(config.NAME.format(index=r"(\d{1,3})"))
 _NOBODY = ("hca", "none")
@@ -93,9 +94,8 @@ def moved(facts: dict, variables: dict, plugin_config: str | None, files: dict[s
     found: list[Finding] = []
     if variables["discovery_rails"]:
         return found
-    kinds = ("pci", "software") if variables["discovery_software_hcas"] else ("pci",)
-    admitted = [hca for hca in facts["hcas"] if hca["kind"] in kinds]
-    there = {name for hca in admitted for name in _names(hca)}
+    counted = admitted(facts, variables)
+    there = {name for hca in counted for name in _names(hca)}
     now = {rail["index"]: (rail["netdev"], rail["pci"], rail["hca"]) for rail in facts["rails"]}
     sources = {}
     if variables["device_plugin_resources"] == config.RAILS:
@@ -107,7 +107,7 @@ def moved(facts: dict, variables: dict, plugin_config: str | None, files: dict[s
         gone = [index for index, (_key, name) in before.items() if name in there and name not in now.get(index, ())]
         taken = [index for index, names in now.items() if {numbers.get(name, index) for name in names} != {index}]
         if gone or taken:
-            found.append(_moved(facts, who, before, now, len(admitted)))
+            found.append(_moved(facts, who, before, now, len(counted)))
     return found
 
 
