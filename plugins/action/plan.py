@@ -12,9 +12,10 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import PLUGIN
+from ansible_collections.gpufabric.rdma.plugins.modules import plan as documented
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin, folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, libraries, terminal
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall, host, plan, settled, variables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files as report_files
 
@@ -31,20 +32,7 @@ class ActionModule(ActionBase):
     @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
-        _validation, args = self.validate_argument_spec(
-            argument_spec={
-                "step": {"type": "str", "required": True, "choices": ["read", "plan", "print", "refuse", "compare"]},
-                "roles": {"type": "list", "elements": "str", "default": []},
-                "hosts": {"type": "list", "elements": "str", "default": []},
-                "server": {"type": "str"},
-                "answered": {"type": "bool", "default": False},
-                "offered": {"type": "dict"},
-                "read_since": {"type": "str"},
-                "page": {"type": "bool", "default": False},
-                "partial": {"type": "bool", "default": False},
-                "upgrade": {"type": "bool", "default": False},
-            },
-        )
+        _validation, args = self.validate_argument_spec(argument_spec=options(documented.DOCUMENTATION))
         if args["step"] == "read":
             return self._read(args["roles"], args["server"], task_vars)
         if args["step"] == "plan":
@@ -70,13 +58,13 @@ class ActionModule(ActionBase):
         host = server or task_vars["inventory_hostname"]
         known = task_vars["hostvars"][host] if server else task_vars
         typed, wrong = self._variables(roles, known)
-        documented = variables.options()
+        specs = variables.options()
         result = {
             "changed": False,
             "host": host,
             "address": self._templar.template(known.get("ansible_host") or host),
             # Ansible prints and stores results, so they must not hold a secret.
-            "variables": {name: value for name, value in typed.items() if not documented[name].get("no_log")},
+            "variables": {name: value for name, value in typed.items() if not specs[name].get("no_log")},
             "problems": [as_dict(finding) for finding in wrong],
         }
         try:
@@ -92,17 +80,15 @@ class ActionModule(ActionBase):
         return {**seen, **result, "ansible_facts": {} if server else seen.get("ansible_facts") or {}}
 
     def _variables(self, roles, task_vars):
-        options = variables.options()
+        specs = variables.options()
         own = (
-            options
-            if plan.HOST_LAYER in roles
-            else variables.options([name for name in roles if name in _documented()])
+            specs if plan.HOST_LAYER in roles else variables.options([name for name in roles if name in _documented()])
         )
-        typed, invalid = variables.effective(options, task_vars, self._templar.template)
+        typed, invalid = variables.effective(specs, task_vars, self._templar.template)
         wrong = [finding for finding in invalid if finding.object.removeprefix("variable ") in own]
         checked = {name: typed[name] for name in own}
         wrong += host.values(checked, own)
-        wrong += host.unknown(task_vars, options, _documented(), typed["discovery_known_variables"])
+        wrong += host.unknown(task_vars, specs, _documented(), typed["discovery_known_variables"])
         if plan.HOST_LAYER in roles and str(task_vars.get("cluster", "")).lower() in ("false", "no"):
             wrong += host.without_cluster(task_vars, variables.of_cluster())
         return {**typed, **checked}, wrong
