@@ -194,7 +194,8 @@ class Kubelet:
             self._watcher.start()
         return self
 
-    def stop(self):
+    def stop(self, unlink=True):
+        """unlink: False as after SIGKILL, when kubelet.sock stays behind and nothing is listening."""
         self._stopping.set()
         if self._watcher:
             self._watcher.join()
@@ -206,9 +207,14 @@ class Kubelet:
         for client in clients:
             client.close()
         if server:
+            path, kept = f"{self.plugins}/kubelet.sock", f"{self.plugins}/.kept"
+            if not unlink:
+                os.link(path, kept)
             server.stop(None).wait()
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self.plugins}/kubelet.sock")
+                os.unlink(path)
+            if not unlink:
+                os.rename(kept, path)
 
     def restart(self):
         self.stop()
