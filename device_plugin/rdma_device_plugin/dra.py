@@ -15,8 +15,8 @@ from typing import Any, Callable, Optional
 import grpc
 
 from . import devices, log, modes, pools
-from .checkpoint import ids
 from .claims import Key, Refused
+from .claimspecs import ids
 from .config import Pool
 from .devices import DRIVER, Device, Form
 from .events import Directories
@@ -179,7 +179,6 @@ class _Health:
 
 
 SOCKET = "dra.sock"
-CHECKPOINT = "checkpoint.json"
 # Seconds between comparisons of the prepared claims with the API server.
 COMPARE = 300.0
 
@@ -220,7 +219,6 @@ class Front:
         self.hung: Callable[[], bool] = lambda: False
         self.task: Optional[asyncio.Task] = None
         home = f"{settings.plugins_directory}/{DRIVER}"
-        self._checkpoint = f"{home}/{CHECKPOINT}"
         self._settings = settings
         self._directories = directories
         self._api = Api(settings.kubeconfig, self.node, settings.api_timeout)
@@ -228,7 +226,6 @@ class Front:
         self.preparer = Preparer(
             self._api,
             files,
-            self._checkpoint,
             settings.cdi_directory,
             root=settings.root,
             patience=settings.cdi_patience,
@@ -249,7 +246,7 @@ class Front:
             await self.preparer.load()
             self._loaded = True
         except Refused as refusal:
-            log.on_change("checkpoint", "the prepared claims cannot be read yet", logging.ERROR, reason=str(refusal))
+            log.on_change("prepared", "the prepared claims cannot be read yet", logging.ERROR, reason=str(refusal))
 
     async def run(self) -> None:
         """The permanent tasks; one that ends is an error."""

@@ -1,20 +1,19 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Prepares claims: what was allocated becomes a CDI spec and a line of the checkpoint. Each claim has an answer."""
+"""Prepares claims: what was allocated becomes a CDI spec. Each claim has an answer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Callable, Optional
 
-from . import allocation, checkpoint, claims, devices, log, pools
+from . import allocation, claims, claimspecs, devices, log, pools
 from .claims import Key, Prepared, Record, Refused, Result
 from .devices import Device
 from .kubeapi import Api, ApiProblem
@@ -35,7 +34,6 @@ class Preparer:
         self,
         api: Api,
         files: Worker,
-        path: str,
         cdi_directory: str,
         root: str = "/",
         patience: float = 5.0,
@@ -46,56 +44,36 @@ class Preparer:
         self.error = ""
         self.devices: tuple[Device, ...] = ()
         self.inventory = Inventory()
-        self._api, self._files = api, files
-        self._path, self._cdi = path, cdi_directory
+        self._api, self._files, self._cdi = api, files, cdi_directory
         self._root, self._patience, self._stale = root, patience, stale
         self._writing = asyncio.Lock()
         self._claims: dict[str, tuple[asyncio.Lock, int]] = {}
-        # Claims that have a spec but no record, after the loss of the checkpoint.
+        # Claims whose spec does not say all: damaged, or of an older version.
         self._unknown: dict[str, Optional[Key]] = {}
 
     # Start.
 
     async def load(self) -> None:
-        """Read the checkpoint; a damaged one is set aside, and what was prepared is found by its CDI specs."""
-        lost = not await self._file(os.path.exists, self._path)  # then specs are all that is known of running pods
-        try:
-            self.records = await self._file(checkpoint.load, self._path)
-        except checkpoint.Damaged as damage:
-            lost = True
-            aside = await self._file(checkpoint.set_aside, self._path)
-            log.error(
-                "the checkpoint of prepared claims is damaged and was set aside; it is made anew from the CDI specs "
-                "and the API server",
-                reason=str(damage),
-                file=aside,
-            )
-        there = await self._file(checkpoint.specs, self._cdi)
-        unknown = {uid: key for uid, key in there.items() if uid not in self.records}
-        if lost:
-            self._unknown = unknown
-        else:
-            for uid in unknown:  # a crash between the removal of a record and of its spec
-                await self._file(checkpoint.remove_spec, self._cdi, uid)
+        """Read the specs, and put those right whose HCA has other files by now."""
+        self.records, self._unknown = await self._file(claimspecs.load, self._cdi)
         await self.keep()
         log.info("prepared claims", known=len(self.records), to_be_found=len(self._unknown))
 
     async def rebuild(self) -> None:
-        """After a lost checkpoint: ask the API server for the claims that have a CDI spec. ApiProblem: try later."""
+        """Ask the API server for the claims whose spec does not say all. ApiProblem: not known yet, so it stays."""
         for uid, key in list(self._unknown.items()):
             async with self._lock(uid):
-                if uid in self.records or uid not in self._unknown:
-                    self._unknown.pop(uid, None)
+                if uid not in self._unknown:
                     continue
                 try:
-                    record = await self._found(uid, key)
+                    record = await self._known_again(uid, key)
                 except Refused as refusal:
                     log.warning("a CDI spec without a claim is removed", uid=uid, reason=str(refusal))
-                    await self._file(checkpoint.remove_spec, self._cdi, uid)
-                else:
-                    await self._remember(record)
+                    await self._change(uid, None)
+                    continue
+                if record:
+                    await self._change(uid, record)
                     log.info("a prepared claim is known again", claim=record.key.text, uid=uid)
-                self._unknown.pop(uid, None)
 
     async def compare(self) -> None:
         """Release prepared claims that ended without a word: deleted, made again, or reserved for no pod. ApiProblem:
@@ -113,14 +91,10 @@ class Preparer:
                     why = "it was deleted"
                 if why:
                     log.warning("a prepared claim is released", claim=record.key.text, uid=uid, reason=why)
-                    await self._release(uid)
+                    await self._change(uid, None)
 
-    async def _release(self, uid: str) -> None:
-        """The record goes last: while it is there, the next attempt finds it."""
-        await self._file(checkpoint.remove_spec, self._cdi, uid)
-        await self._remember(None, uid)
-
-    async def _found(self, uid: str, key: Optional[Key]) -> Record:
+    async def _known_again(self, uid: str, key: Optional[Key]) -> Optional[Record]:
+        """None while an HCA of the claim is gone: the spec that is there is better than nothing."""
         if key is None:
             raise Refused(f"the spec of uid {uid} does not say whose it is")
         try:
@@ -131,8 +105,9 @@ class Preparer:
             raise
         results = claims.results(found, key, self._api.node)
         known = {device.name: device for device in self.devices}
-        chosen = [self._prepared(one, key, known, check=False) for one in results]
-        return Record(key, tuple(_with_env(chosen, self.devices)))
+        if not all(devices.find(result.device, known.values()) for result in results):
+            return None
+        return self._record(key, results, known, check=False)
 
     # The kubelet's calls.
 
@@ -141,8 +116,8 @@ class Preparer:
         try:
             claims.check(key)
             async with self._lock(key.uid):
-                record = self.records.get(key.uid) or await self._prepare(key)
-                await self._spec(record)
+                record = self.records.get(key.uid) or await self._allocated(key)
+                await self._change(key.uid, record)
             self.answers["prepared"] += 1
             return record, ""
         except (Refused, ApiProblem) as error:
@@ -157,31 +132,28 @@ class Preparer:
             return ""
         async with self._lock(key.uid):
             try:
-                await self._release(key.uid)
+                await self._change(key.uid, None)
             except Refused as refusal:
                 return f"claim {key.text}: {refusal}"
-            self._unknown.pop(key.uid, None)
         log.forget(f"claim {key.uid}")
         self.answers["unprepared"] += 1
         return ""
 
-    async def _prepare(self, key: Key) -> Record:
+    async def _allocated(self, key: Key) -> Record:
         try:
-            found = await self._api.claim(key.namespace, key.name)
+            claim = await self._api.claim(key.namespace, key.name)
         except ApiProblem as problem:
             raise Refused(f"claim {key.text}: it cannot be read: {problem}; the kubelet tries again") from None
         known = {device.name: device for device in self.devices}
-        chosen = [self._prepared(one, key, known) for one in claims.results(found, key, self._api.node)]
-        record = Record(key, tuple(_with_env(chosen, self.devices)))
-        # First the record, then the spec: what a crash leaves is known and cleaned up by the kubelet's unprepare.
-        await self._remember(record)
-        return record
+        return self._record(key, claims.results(claim, key, self._api.node), known)
 
-    def _prepared(self, result: Result, key: Key, known: dict[str, Device], check: bool = True) -> Prepared:
+    def _record(self, key: Key, results: Iterable[Result], known: dict[str, Device], check: bool = True) -> Record:
+        chosen = [self._prepared(result, key, known, check) for result in results]
+        return Record(key, tuple(_with_env(chosen, self.devices)))
+
+    def _prepared(self, result: Result, key: Key, known: dict[str, Device], check: bool) -> Prepared:
         device = devices.find(result.device, known.values())
         if device is None:
-            if not check:
-                return Prepared(result, hca="")
             names = ", ".join(sorted(known)[:10]) or "none"
             raise Refused(
                 f"claim {key.text}: device {claims.shown(result.device)} is not on this node any more; it has {names}. "
@@ -221,39 +193,31 @@ class Preparer:
                 return
 
     async def _kept(self, record: Record, by_hca: dict[tuple[str, Optional[int]], Device]) -> None:
+        present = (by_hca.get((prepared.hca, prepared.port)) for prepared in record.devices)
         chosen = tuple(
-            one._replace(files=self._paths(by_hca[one.hca, one.port])) if (one.hca, one.port) in by_hca else one
-            for one in record.devices
+            prepared._replace(files=(device and self._paths(device)) or prepared.files)
+            for prepared, device in zip(record.devices, present)
         )
-        if chosen != record.devices:
-            record = record._replace(devices=chosen)
-            await self._remember(record)
-        await self._spec(record)
+        await self._change(record.key.uid, record._replace(devices=chosen))
 
-    async def _spec(self, record: Record) -> None:
-        if not all(one.files for one in record.devices):
-            return  # its HCA was gone when a lost checkpoint was made anew: what is there is better than nothing
-        await self._file(checkpoint.write_spec, self._cdi, record)
+    async def _change(self, uid: str, record: Optional[Record]) -> None:
+        """Write the claim's spec, or remove it, and only then believe it.
 
-    async def _remember(self, record: Optional[Record], forget: str = "") -> None:
-        """Write the checkpoint with one claim more or less, and only then believe it.
-
-        Both, even where the caller is cancelled because the kubelet hung up: the file must not know what we do not.
+        Both, even where the caller is cancelled because the kubelet hung up: the folder must not know what we do not.
         """
-        writing = asyncio.ensure_future(self._written(record, forget))
-        writing.add_done_callback(_seen)
-        await asyncio.shield(writing)
+        changing = asyncio.ensure_future(self._changed(uid, record))
+        changing.add_done_callback(_seen)
+        await asyncio.shield(changing)
 
-    async def _written(self, record: Optional[Record], forget: str) -> None:
+    async def _changed(self, uid: str, record: Optional[Record]) -> None:
         async with self._writing:
-            if not record and forget not in self.records:
-                return
-            records = dict(self.records)
             if record:
-                records[record.key.uid] = record
-            records.pop(forget, None)
-            await self._file(checkpoint.save, self._path, list(records.values()))
-            self.records = records
+                await self._file(claimspecs.write, self._cdi, record)
+                self.records[uid] = record
+            else:
+                await self._file(claimspecs.remove, self._cdi, uid)
+                self.records.pop(uid, None)
+            self._unknown.pop(uid, None)
 
     async def _file(self, job: Callable[..., Any], *arguments: Any) -> Any:
         """A job on files; Refused when it fails or hangs."""

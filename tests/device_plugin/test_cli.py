@@ -421,7 +421,7 @@ LAYERS = [
     {"pools"},
     {"allocation", "devices", "modes"},
     {"cdi", "slices", "claims"},
-    {"server", "explain", "checkpoint", "kubeapi"},
+    {"server", "explain", "claimspecs", "kubeapi"},
     {"lifecycle", "publisher", "preparer"},
     {"dra"},
     {"status"},

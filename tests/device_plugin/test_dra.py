@@ -15,7 +15,7 @@ import pytest
 from api_server_double import ApiServer
 from harness import Node, Running, document, entry
 from kubelet_double import PATIENCE, Kubelet
-from rdma_device_plugin import checkpoint, kubeapi
+from rdma_device_plugin import claimspecs, kubeapi
 from rdma_device_plugin.kubelet import dra_health_v1alpha1_pb2 as health
 
 DRIVER = "rdma.gpufabric.io"
@@ -61,8 +61,7 @@ def specs(base):
 
 
 def checkpointed(base):
-    path = base / f"plugins/{DRIVER}/checkpoint.json"
-    return sorted(json.loads(path.read_text())["claims"]) if path.exists() else []
+    return sorted(claimspecs.load(str(base / "cdi"))[0])
 
 
 # Registration.
@@ -317,7 +316,7 @@ def test_claims_are_prepared_once_and_each_has_its_answer(base, node, kubelet, a
         ids = [one.cdi_device_ids[0] for one in answer["uid-pair"].devices]
         assert ids == ["gpufabric.io/rdma-claim=uid-pair-0", "gpufabric.io/rdma-claim=uid-pair-1"]
         assert answer["uid-missing"].error.startswith("claim default/missing: it cannot be read")
-        found = json.loads((base / "cdi" / checkpoint.spec_file("uid-pair")).read_text())
+        found = json.loads((base / "cdi" / claimspecs.file("uid-pair")).read_text())
         edits = found["devices"][1]["containerEdits"]
         paths = [one["path"] for one in edits["deviceNodes"]]
         assert paths == ["/dev/infiniband/umad1", "/dev/infiniband/uverbs1", "/dev/infiniband/rdma_cm"]
@@ -327,7 +326,7 @@ def test_claims_are_prepared_once_and_each_has_its_answer(base, node, kubelet, a
         unknown = ("default", "never", "uid-never")
         assert {one.error for one in driver.unprepare(pair, unknown).values()} == {""}
         assert not driver.unprepare(pair)["uid-pair"].error, "again"
-        assert (specs(base), checkpointed(base)) == ([checkpoint.spec_file("uid-single")], ["uid-single"])
+        assert (specs(base), checkpointed(base)) == ([claimspecs.file("uid-single")], ["uid-single"])
 
 
 def test_two_claims_share_an_hca(base, node, kubelet):
@@ -394,45 +393,55 @@ def test_a_restart_knows_what_is_prepared(base, node, kubelet, api):
         assert (specs(base), checkpointed(base)) == ([], [])
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b"{", b"null", b'{"version": 99}', b"\xff\xfe", b'{"version": 1, "checksum": 1, "claims": {}}']
-)
-def test_a_damaged_checkpoint_is_set_aside_and_made_anew(base, node, kubelet, api, damage):
-    claims = [api.allocate(f"c{index}", {"r": f"{UP}-u{index:02d}"}) for index in range(2)]
-    with offering(base, node, api) as plugin:
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"null", b"[]", b'{"annotations": {}}', None])
+def test_a_damaged_or_older_spec_is_made_anew_from_the_claim(base, node, kubelet, api, damage):
+    claims = [api.allocate(f"c{index}", {"r": f"{UP}-u{index:02d}"}) for index in range(3)]
+    with offering(base, node, api):
         first = dict(kubelet.driver().prepare(*claims))
-    path = base / f"plugins/{DRIVER}/checkpoint.json"
-    path.write_bytes(damage)
+    paths = [base / "cdi" / claimspecs.file(f"uid-c{index}") for index in range(2)]
+    for path in paths:  # the third is whole
+        older = json.loads(path.read_text())
+        del older["annotations"][claimspecs.DEVICES]
+        path.write_bytes(json.dumps(older).encode() if damage is None else damage)
     del api.claims[claims[1][:2]]
     with dra(base, node, api) as plugin:
-        assert kubelet.wait(lambda: DRIVER in kubelet.drivers)
-        assert plugin.until(lambda: checkpointed(base) == ["uid-c0"]), os.listdir(path.parent)
-        assert plugin.until(lambda: specs(base) == [checkpoint.spec_file("uid-c0")]), "the deleted claim leaves no file"
+        kept = ["uid-c0", "uid-c2"] if damage is None else ["uid-c2"]
+        assert plugin.until(lambda: specs(base) == [claimspecs.file(uid) for uid in kept]), "what ended leaves no file"
+        assert plugin.until(lambda: checkpointed(base) == kept)
         assert kubelet.driver().prepare(claims[0])["uid-c0"] == first["uid-c0"]
-        assert [name for name in os.listdir(path.parent) if "damaged" in name]
 
 
-def test_a_spec_that_is_lost_is_written_again_and_a_leftover_is_removed(base, node, kubelet, api):
+def test_a_spec_that_is_lost_is_written_again(base, node, kubelet, api):
     claim = api.allocate("one", {"r": f"{UP}-u00"})
-    leftover = base / "cdi" / checkpoint.spec_file("uid-gone")
     with offering(base, node, api) as plugin:
         kubelet.driver().prepare(claim)
-        spec = base / "cdi" / checkpoint.spec_file("uid-one")
+        spec = base / "cdi" / claimspecs.file("uid-one")
         before = spec.read_text()
         spec.unlink()
         assert plugin.until(lambda: spec.exists() and spec.read_text() == before)
-    leftover.write_text("{}")
-    with dra(base, node, api) as plugin:
-        assert plugin.until(lambda: not leftover.exists())
 
 
-def test_a_checkpoint_that_cannot_be_written_prepares_nothing(base, node, kubelet, api):
+def test_an_older_spec_stays_while_its_hca_is_gone(base, node, kubelet, api):
+    claim = api.allocate("one", {"r": f"{UP}-u00"})
+    with offering(base, node, api):
+        kubelet.driver().prepare(claim)
+    path = base / "cdi" / claimspecs.file("uid-one")
+    older = path.read_text().replace(claimspecs.DEVICES, "x")
+    path.write_text(older)
+    seen = len(api.calls)
+    with dra(base, node, api, entry(selectors={"ifNames": ["enp1s0f1np1"]})) as plugin:
+        soon(plugin, api, [])
+        assert plugin.until(lambda: any("resourceclaims" in path for _method, path in api.calls[seen:]))
+        assert path.read_text() == older
+
+
+def test_a_spec_that_cannot_be_written_prepares_nothing(base, node, kubelet, api):
     with offering(base, node, api):
         claim = api.allocate("one", {"r": f"{UP}-u00"})
-        unfinished = base / f"plugins/{DRIVER}/checkpoint.json.new"
-        unfinished.mkdir()
-        assert "checkpoint.json" in kubelet.driver().prepare(claim)[claim[2]].error
-        assert specs(base) == []
+        unfinished = base / "cdi" / f"{claimspecs.file('uid-one')}.new"
+        unfinished.mkdir(parents=True)
+        assert claimspecs.file("uid-one") in kubelet.driver().prepare(claim)[claim[2]].error
+        assert checkpointed(base) == []
         unfinished.rmdir()
         assert not kubelet.driver().prepare(claim)[claim[2]].error
 
@@ -474,22 +483,22 @@ def test_mode_device_plugin_says_what_it_does_not_serve(base, node, kubelet, api
 
 
 def test_a_kubelet_that_hangs_up_while_a_claim_is_written_leaves_no_record(base, node, kubelet, api, monkeypatch):
-    """The file has the claim then, and so must we: the unprepare that follows has to take it out"""
-    save, saving = checkpoint.save, threading.Event()
+    """The file is written after its unprepare was asked for, and has to go."""
+    write, saving = claimspecs.write, threading.Event()
 
     def slow(*arguments):
         saving.set()
         time.sleep(1)
-        save(*arguments)
+        return write(*arguments)
 
     with offering(base, node, api):
         claim = api.allocate("one", {"rail": f"{UP}-u00"})
-        monkeypatch.setattr(checkpoint, "save", slow)
+        monkeypatch.setattr(claimspecs, "write", slow)
         call = threading.Thread(target=_given_up, args=(kubelet.driver(), claim))
         call.start()
         assert saving.wait(10)
         call.join()
-        monkeypatch.setattr(checkpoint, "save", save)
+        monkeypatch.setattr(claimspecs, "write", write)
         assert kubelet.driver().unprepare(claim)[claim[2]].error == ""
         assert checkpointed(base) == []
         assert specs(base) == []
@@ -523,18 +532,6 @@ def test_a_late_prepare_brings_no_claim_back(base, node, kubelet, api, end):
         assert (specs(base), checkpointed(base)) == ([], [])
 
 
-def test_a_lost_checkpoint_takes_nothing_from_running_pods_and_keeps_nothing_that_ended(base, node, kubelet, api):
-    running, ended = (api.allocate(name, {"r": f"{UP}-u0{number}"}) for number, name in enumerate(("run", "end")))
-    with offering(base, node, api) as plugin:
-        kubelet.driver().prepare(running, ended)
-    os.remove(base / f"plugins/{DRIVER}/checkpoint.json")
-    reserved_no_more(api.claims[ended[:2]])
-    with dra(base, node, api) as plugin:
-        assert checkpoint.spec_file("uid-run") in specs(base)
-        plugin.until(lambda: checkpointed(base) == ["uid-run"])
-        assert (checkpointed(base), specs(base)) == (["uid-run"], [checkpoint.spec_file("uid-run")])
-
-
 def test_an_instance_that_waits_for_another_writes_nothing(base, node, kubelet, api):
     first, second = (api.allocate(f"c{number}", {"r": f"{UP}-u0{number}"}) for number in (0, 1))
     with offering(base, node, api) as plugin:
@@ -543,7 +540,7 @@ def test_an_instance_that_waits_for_another_writes_nothing(base, node, kubelet, 
             kubelet.driver().unprepare(first)
             kubelet.driver().prepare(second)
             time.sleep(1)
-            wanted = ([checkpoint.spec_file("uid-c1")], ["uid-c1"])
+            wanted = ([claimspecs.file("uid-c1")], ["uid-c1"])
             assert (specs(base), checkpointed(base)) == wanted
             plugin.stop()
             waiting.until(lambda: not waiting.problems(), 15)

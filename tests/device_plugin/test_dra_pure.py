@@ -1,4 +1,4 @@
-"""Plans of slices, checkpoints, claims and entries of both APIs, over many inputs; what mode device-plugin loads."""
+"""Plans of slices, records, claims and entries of both APIs, over many inputs; what mode device-plugin loads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from api_server_double import ApiServer
 from harness import ENVIRONMENT, document, entry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from rdma_device_plugin import checkpoint, claims, cli, devices, modes, slices
+from rdma_device_plugin import claims, claimspecs, cli, devices, modes, slices
 from rdma_device_plugin.claims import Key, Prepared, Record, Refused, Result
 from rdma_device_plugin.config import load
 from rdma_device_plugin.devices import Form
@@ -88,47 +88,51 @@ def test_every_name_becomes_a_label(name):
     assert label[0] != "-"
 
 
-# Checkpoints.
+# Records of claims.
 
 TEXT = some.text(max_size=12)
 RESULTS = some.builds(Result, TEXT, TEXT, some.lists(TEXT, max_size=2).map(tuple), some.none() | TEXT)
+NAMES = some.text(max_size=12).filter(lambda name: "=" not in name)
 PREPARED = some.builds(
     Prepared,
     RESULTS,
     TEXT,
     some.none() | some.integers(0, 9),
-    some.lists(TEXT, max_size=3).map(tuple),
-    some.dictionaries(TEXT, TEXT, max_size=2).map(lambda found: tuple(sorted(found.items()))),
+    some.lists(TEXT, min_size=1, max_size=3).map(tuple),
+    some.dictionaries(NAMES, TEXT, max_size=2).map(lambda env: tuple(env.items())),
 )
 RECORDS = some.builds(
     Record,
     some.builds(Key, TEXT, TEXT, some.from_regex(r"[0-9a-f]{1,36}", fullmatch=True)),
-    some.lists(PREPARED, max_size=3).map(tuple),
+    some.lists(PREPARED, min_size=1, max_size=3).map(tuple),
 )
 
 
 @ANY_TIME
-@given(some.lists(RECORDS, max_size=4, unique_by=lambda record: record.key.uid))
-def test_a_checkpoint_holds_what_was_written(records):
-    assert checkpoint.decode(checkpoint.encode(records)) == {record.key.uid: record for record in records}
+@given(RECORDS)
+def test_a_spec_holds_the_record_that_was_written(record):
+    assert claimspecs.decode(json.loads(json.dumps(claimspecs.encode(record))), record.key.uid) == record
 
 
 @ANY_TIME
-@given(some.binary(max_size=200) | JSON.map(lambda found: json.dumps(found).encode()))
-def test_other_bytes_are_damage_and_no_surprise(data):
-    with pytest.raises(checkpoint.Damaged):
-        checkpoint.decode(data)
-
-
-@ANY_TIME
-@given(JSON)
-def test_claims_of_any_shape_with_a_right_checksum_are_damage_or_records(found):
-    document_ = {"version": 1, "checksum": checkpoint._checksum(found), "claims": found}
-    try:
-        records = checkpoint.decode(json.dumps(document_).encode())
-    except checkpoint.Damaged:
-        return
-    assert records == {} or all(claims.valid_uid(uid) for uid in records)
+@given(RECORDS, JSON, some.data())
+def test_a_spec_of_any_shape_is_a_record_or_unknown_and_no_surprise(tmp_path_factory, record, other, data):
+    document = json.loads(json.dumps(claimspecs.encode(record)))
+    place = data.draw(some.sampled_from(["all", "annotations", "devices", claimspecs.DEVICES, "env", "row"]))
+    if place == "all":
+        document = other
+    elif place == claimspecs.DEVICES:
+        document["annotations"][place] = json.dumps(other)
+    elif place == "env":
+        document["devices"][0]["containerEdits"][place] = other
+    elif place == "row":
+        document["annotations"][claimspecs.DEVICES] = json.dumps([other for _device in record.devices])
+    else:
+        document[place] = other
+    folder = tmp_path_factory.mktemp("cdi")
+    (folder / claimspecs.file(record.key.uid)).write_text(json.dumps(document))
+    records, unknown = claimspecs.load(str(folder))
+    assert [*records, *unknown] == [record.key.uid]
 
 
 # Claims.
@@ -208,21 +212,22 @@ RECORD = Record(KEY, (Prepared(Result("mlx5-0-u00", "node1"), "mlx5_0", 1, ("/de
 
 def test_the_spec_of_a_claim_that_ends_does_not_come_back(tmp_path, monkeypatch):
     """The removal of a spec is an event of its folder, which is answered while the record is still there."""
-    save = checkpoint.save
+    remove = claimspecs.remove
 
     def slow(*arguments):
+        removed = remove(*arguments)
         time.sleep(0.1)
-        return save(*arguments)
+        return removed
 
     async def main():
         files = Worker("files")
-        kept = Preparer(None, files, str(tmp_path / "checkpoint.json"), str(tmp_path / "cdi"))
+        kept = Preparer(None, files, str(tmp_path / "cdi"))
         kept.records = {KEY.uid: RECORD}
         await kept.keep()
-        assert checkpoint.specs(str(tmp_path / "cdi")) == {KEY.uid: KEY}
-        monkeypatch.setattr(checkpoint, "save", slow)
+        assert claimspecs.load(str(tmp_path / "cdi")) == ({KEY.uid: RECORD}, {})
+        monkeypatch.setattr(claimspecs, "remove", slow)
         ending = asyncio.ensure_future(kept.unprepare(KEY))
-        while checkpoint.specs(str(tmp_path / "cdi")):
+        while claimspecs.load(str(tmp_path / "cdi"))[0]:
             await asyncio.sleep(0.001)
         assert KEY.uid in kept.records
         await kept.keep()
@@ -264,7 +269,7 @@ def test_a_prepared_claim_ends_where_the_api_server_says_so(tmp_path, answer, ke
 
     async def main():
         files = Worker("files")
-        preparer = Preparer(Api(), files, str(tmp_path / "checkpoint.json"), str(tmp_path / "cdi"))
+        preparer = Preparer(Api(), files, str(tmp_path / "cdi"))
         preparer.records = {KEY.uid: RECORD}
         await preparer.keep()
         try:
@@ -275,4 +280,4 @@ def test_a_prepared_claim_ends_where_the_api_server_says_so(tmp_path, answer, ke
         return preparer.records
 
     assert bool(asyncio.run(main())) is kept
-    assert bool(checkpoint.specs(str(tmp_path / "cdi"))) is kept
+    assert bool(claimspecs.load(str(tmp_path / "cdi"))[0]) is kept

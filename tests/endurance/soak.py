@@ -2,7 +2,7 @@
 
 The plugin is a process with its real times on a laid-out node, mode both, against doubles of kubelet and API server. A
 burst is a run of random events, while a client asks for Allocate. After each burst kubelet, slices, CDI specs,
-checkpoint and sockets have to be what node and config say, within BOUND seconds; a violation ends the run with 1.
+claims' records and sockets have to be what node and config say, within BOUND seconds; a violation ends the run with 1.
 After a quarter of the time memory, descriptors and threads may rise by what LIMITS says.
 """
 
@@ -33,8 +33,7 @@ import grpc  # noqa: E402
 from api_server_double import ApiServer  # noqa: E402
 from harness import Node  # noqa: E402
 from kubelet_double import Kubelet  # noqa: E402
-from rdma_device_plugin import cdi  # noqa: E402
-from rdma_device_plugin.checkpoint import spec_file  # noqa: E402
+from rdma_device_plugin import cdi, claimspecs  # noqa: E402
 from rdma_device_plugin.devices import DRIVER  # noqa: E402
 
 RAILS = {f"rdma/rail{number}": f"mlx5_{number}" for number in range(6)}
@@ -206,11 +205,10 @@ class Bed:
         }
         slices = [f"{hca.replace('_', '-')}-u{unit:02d}" for hca in OVER_DRA if hca in ready for unit in range(SHARES)]
         pairs["ResourceSlices"] = (self.api.devices() or [], sorted(slices))
-        checkpoint = self.disk / "plugins" / DRIVER / "checkpoint.json"
-        kept = json.loads(checkpoint.read_text())["claims"] if checkpoint.exists() else {}
-        pairs["claims in the checkpoint"] = (sorted(kept), sorted(self.claims))
+        known, unknown = claimspecs.load(str(self.disk / "cdi"))
+        pairs["claims on disk"] = (sorted([*known, *unknown]), sorted(self.claims))
         specs = set(os.listdir(self.disk / "cdi")) if (self.disk / "cdi").exists() else set()
-        wanted = {spec_file(uid) for uid in self.claims}
+        wanted = {claimspecs.file(uid) for uid in self.claims}
         wanted |= {cdi.file(name[5:]) for name in self.counts if self.plugged[RAILS[name]]}
         optional = {cdi.file(name[5:]) for name in self.counts}  # of an HCA that is gone, for pods that run
         pairs["CDI specs"] = (sorted(specs - (optional - wanted)), sorted(wanted))

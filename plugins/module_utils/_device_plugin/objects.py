@@ -18,7 +18,7 @@ CONFIG_MAP = "rdma-devices"
 ACCOUNT = OWNER
 _KUBELET = "/var/lib/kubelet"
 _REGISTRY = "/plugins_registry"
-# Its socket for the kubelet and its checkpoint.
+# Its socket for the kubelet.
 _FILES = {"name": "plugin", "path": f"{_KUBELET}/plugins/rdma.gpufabric.io"}
 _CDI = {"name": "cdi", "path": "/var/run/cdi"}
 
