@@ -93,6 +93,7 @@ K3S = ok(verdicts.Task("Run", "x", "k3s"), changes=ONE)
     ("unsafe", 0, [f"role rdma_netns: {SENTENCE}"], [refused(msg="1", findings=[PROBLEM])]),
     ("unreachable", 0, ["unreachable: no route to host"], [lost("no route\nto host")]),
     ("unreachable", 0, ["unreachable: x"], [lost("x"), ok(findings=[AWAY])]),
+    ("unreachable", 0, ["unreachable: x"], [ok(CHECK, lost="x")]),
     ("converged", 0, ["not verified: q", "left as it is: p"], [LEFT]),
     ("drift", 1, [], [ok(COPY, changed=True, results=FILES)]),
     ("drift", 1, [], [ok(HIDDEN, changed=True, censored="hidden")]),

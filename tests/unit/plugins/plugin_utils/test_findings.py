@@ -220,6 +220,9 @@ def test_what_is_planted_is_the_one_root(root, world):
     assert {host: verdict["root"] for host, verdict in found.items()} == dict.fromkeys(hosts, root)
     assert [verdict["besides"] for verdict in found.values()] == [[]] * len(hosts)
     assert beneath <= {item["id"] for item in found[hosts[0]]["consequences"]}
+    shown = " ".join(diagnosis.text(found).split())
+    objects = [item["object"] for item in (*found[hosts[0]]["shown"], *found[hosts[0]]["consequences"])]
+    assert [word for word in (root, *hosts, *objects) if " ".join(word.split()) not in shown] == []
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------

@@ -198,6 +198,9 @@ worker0:924:930 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/
 def test_tcp_fails_and_says_why_there_is_no_verbs_device():
     checks = judged(TCP)
     assert failed(checks) == ["nccl:transport"]
+    shown = log.report("job.log", log.parse(TCP), list(checks.values()))
+    assert [item["object"] for item in checks.values() if item["object"] not in shown] == []
+    assert checks["nccl:transport"]["next_step"].split()[0] in shown
     assert checks["nccl:transport"]["seen"] == ("NET/Socket on 2 of 2 connections; NET/IB : No device found on worker0")
     assert checks["nccl:gpudirect"]["status"] == checks["nccl:rails"]["status"] == "not_verified"
 
