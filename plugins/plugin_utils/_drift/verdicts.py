@@ -169,19 +169,23 @@ class Record:
         # The planner of rdma_netns reports the netns mode: it may be set without a reboot.
         for reason in [*(result.get("reboot_reasons") or []), *reboot_reasons({"driver": facts.get("driver")})]:
             _add(place.reboot, reason)
-        for reason in result.get("not_verified") or []:
+        self._remark(place, result)
+
+    def _remark(self, place: Host, told: dict) -> None:
+        for reason in told.get("not_verified") or []:
             _add(place.remarks, f"not verified: {reason}")
-        for reason in result.get("not_applied") or []:
+        for reason in told.get("not_applied") or []:
             _add(place.remarks, f"left as it is: {reason}")
 
     def _planned(self, task: Task, result: dict) -> None:
-        """What the plan says of each host; of one that is not compared, what differs too."""
+        """What the plan says of each host: all that differs in the host layer."""
         for name, decided in (result.get("hosts") or {}).items():
-            compared = all(finding["role"] for finding in decided["findings"])
-            for difference in [] if compared else _changes(task, decided.get("plan") or []):
-                _add(self.hosts[name].differences, difference)
+            for change in decided.get("plan") or []:
+                for difference in _changes(task._replace(role=change["role"]), [change]):
+                    _add(self.hosts[name].differences, difference)
             for reason in decided.get("reboot_reasons") or []:
                 _add(self.hosts[name].reboot, reason)
+            self._remark(self.hosts[name], decided)
 
     def _gate(self, place: Host, task: Task, result: dict) -> None:
         """What it takes to load the driver that is on disk."""

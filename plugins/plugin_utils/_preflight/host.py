@@ -539,7 +539,7 @@ def plans(facts: dict, variables: dict) -> dict:
 
 
 def plan(facts: dict, variables: dict) -> dict:
-    """What a run would change on this node: changes, problems, reboot_reasons, notes.
+    """What a run would change on this node: changes, problems, reboot_reasons, notes; what it leaves or cannot verify.
 
     settled: whether no role of the host layer would do more than repeat the notes.
     """
@@ -554,22 +554,34 @@ def plan(facts: dict, variables: dict) -> dict:
         "reboot_reasons": [],
         # Reasons that no role of a run causes; the planner of rdma_netns reports its own.
         "notes": hca_facts.reboot_reasons({"driver": facts["driver"]}),
+        "not_applied": [],
+        "not_verified": [],
     }
     stale: list[str] = []
     for role, made in made_by.items():
         why = PLANNED[role].format(**variables)
-        outcome["changes"] += [{**change._asdict(), "why": why} for change in made.changes]
+        outcome["changes"] += [{**change._asdict(), "why": why, "role": role} for change in made.changes]
         outcome["findings"] += made.findings
         outcome["reboot_reasons"] += [
             reason for reason in made.reboot_reasons if reason not in outcome["reboot_reasons"]
         ]
+        outcome["not_applied"] += made.not_applied
+        outcome["not_verified"] += made.not_verified
         notes = made.not_applied + made.not_verified + made.notes
         outcome["notes"] += [note for note in notes if note not in outcome["notes"]]
         stale += [image for image in made.stale_images if image not in stale]
     if variables["kernel_modules_initramfs"] != "never":
         why = "the initramfs contains an older copy of our modprobe.d file"
         outcome["changes"] += [
-            {"object": image, "action": "rebuild", "before": "older", "after": "rebuilt", "why": why} for image in stale
+            {
+                "object": image,
+                "action": "rebuild",
+                "before": "older",
+                "after": "rebuilt",
+                "why": why,
+                "role": "kernel_modules",
+            }
+            for image in stale
         ]
     return outcome
 

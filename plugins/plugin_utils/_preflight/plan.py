@@ -166,10 +166,10 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
         problems, notes = host.combinations(facts, typed, _described(typed["k3s_bundle_dir"]))
         outcome = host.plan(facts, typed)
         rows += problems + outcome["findings"]
+        kept = ("settled", "reboot_reasons", "not_applied", "not_verified")
         decided = {
+            **{name: outcome[name] for name in kept},
             "plan": outcome["changes"],
-            "settled": outcome["settled"],
-            "reboot_reasons": outcome["reboot_reasons"],
             "notes": notes + outcome["notes"],
             "rail_map": rail_map.of_node(facts, typed),
             "driver": (facts.get("driver") or {}).get("explanation"),

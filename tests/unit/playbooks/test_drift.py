@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -445,35 +446,12 @@ def tasks_of(path):
     return list(walk(yaml.safe_load(path.read_text()) or []))
 
 
-def roles_named(path):
-    """(role, tasks_from) of each role that a task file brings in."""
-    words = ("ansible.builtin.import_role", "ansible.builtin.include_role")
-    found = [task[word] for task in tasks_of(path) for word in words if word in task]
-    return [(item["name"].rpartition(".")[2], item.get("tasks_from", "main")) for item in found]
-
-
-def test_drift_compares_every_role_that_host_and_cluster_apply_in_their_order():
-    def order(name):
-        plays = yaml.safe_load((ROOT / "playbooks" / name).read_text())
-        return [role for play in plays if "hosts" in play for role in running.applied(play)]
-
-    compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/host.yml")))
-    assert compared == ["driver", *(role for role in order("layers/host.yml") if role != "reboot")]
-    compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/cluster.yml")))
-    assert compared == order("layers/cluster.yml")
-
-
-def test_a_role_that_is_compared_in_pieces_is_compared_whole():
-    words = ("ansible.builtin.import_tasks", "ansible.builtin.include_tasks")
-    named = roles_named(ROOT / "roles/drift/tasks/cluster.yml")
-    for role in {role for role, file in named if file != "main"}:
-        main = tasks_of(ROOT / f"roles/{role}/tasks/main.yml")
-        pieces = [task[word].removesuffix(".yml") for task in main for word in words if word in task]
-        pieces = [piece for piece in pieces if piece != "kubeconfig"]  # a file of the controller
-        assert [file for name, file in named if name == role] == pieces
-    named = set(roles_named(ROOT / "roles/drift/tasks/host.yml"))
-    whole = {"node_firewall", "rdma_netns", "kernel_modules", "limits", "rail_links"}
-    assert named == {(role, "main") for role in whole} | {("driver", "plan"), ("kernel_modules", "initramfs")}
+def test_drift_compares_every_role_of_the_cluster_layer_in_its_order():
+    plays = yaml.safe_load((ROOT / "playbooks/layers/cluster.yml").read_text())
+    applied = [role for play in plays if "hosts" in play for role in running.applied(play)]
+    (each,) = [task for task in tasks_of(ROOT / "roles/drift/tasks/cluster.yml") if "loop" in task]
+    compared = re.findall(r"'(\w+)'", each["loop"].partition("]")[0])
+    assert compared == [role for role in applied if role not in ("node_firewall", "cluster_objects")]
 
 
 def test_no_action_on_the_way_is_one_that_the_guard_would_refuse():

@@ -67,7 +67,11 @@ DRIVERS = {
 
 def planned(findings, **decided):
     """The plan of a, which differs in one place."""
-    return ok(CHECK, findings=findings, hosts={"a": {"findings": findings, "plan": ONE, **decided}})
+    return ok(
+        CHECK,
+        findings=findings,
+        hosts={"a": {"findings": findings, "plan": [{**change(), "role": "limits"}], **decided}},
+    )
 
 
 IN_MEMORY = "mlx5_core in memory is 1 (srcversion A), /lib/x.ko is 2 (srcversion B)."
@@ -87,8 +91,8 @@ K3S = ok(verdicts.Task("Run", "x", "k3s"), changes=ONE)
     ("drift", 1, [], [ok(changed=False, changes=ONE)]),  # a look ahead that reports no change
     ("reboot_pending", 0, REBOOT, [ok(changes=[], reboot_reasons=["x"])]),
     ("unsafe", 1, [SENTENCE], [planned([{**PROBLEM, "host": "a", "role": ""}])]),
-    ("unsafe", 0, [OF_ROLE], [planned([{**PROBLEM, "host": "a", "role": "k3s"}])]),
-    ("reboot_pending", 0, REBOOT, [planned([], reboot_reasons=["x"])]),
+    ("unsafe", 1, [OF_ROLE], [planned([{**PROBLEM, "host": "a", "role": "k3s"}])]),
+    ("reboot_pending", 1, REBOOT, [planned([], reboot_reasons=["x"])]),
     ("unsafe", 0, [REFUSAL], [refused(msg="variable x: wanted 1,\nseen 2", changes=[])]),
     ("unsafe", 0, [f"role rdma_netns: {SENTENCE}"], [refused(msg="1", findings=[PROBLEM])]),
     ("unreachable", 0, ["unreachable: no route to host"], [lost("no route\nto host")]),
