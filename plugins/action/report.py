@@ -9,7 +9,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.modules import report as documented
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, libraries, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts as drift_verdicts
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, query, tables
@@ -42,6 +42,7 @@ class ActionModule(ActionBase):
             "drift": self._drift,
             "text": self._text,
             "warning": self._warning,
+            "findings": self._findings,
         }
         _validation, args = self.validate_argument_spec(
             argument_spec=options(documented.DOCUMENTATION),
@@ -174,6 +175,15 @@ class ActionModule(ActionBase):
 
     def _warning(self, args, _task_vars):
         return {"warnings": terminal.warnings([args["text"]])}
+
+    def _findings(self, args, task_vars):
+        findings = libraries.findings(args["libraries"]) if args["libraries"] else []
+        findings += [Finding(*(finding[fact] for fact in Finding._fields)) for finding in args["findings"]]
+        if not findings:
+            return {"findings": []}
+        lead = [args["text"]] if args["text"] else []
+        msg = terminal.here("\n".join([*lead, *map(core_text.sentence, findings)]))
+        return {"failed": True, "findings": at(task_vars["inventory_hostname"], findings), "msg": msg}
 
     # --- marks for the drift recorder, which sees them as results ----------------------------------------------------
 

@@ -28,7 +28,8 @@ EXAMPLES = r"""
   register: gate
 
 - name: Fail if it would not
-  gpufabric.rdma.refuse:
+  gpufabric.rdma.report:
+    kind: findings
     findings: "{{ gate.findings }}"
 """
 

@@ -35,9 +35,10 @@ options:
       - V(capture) writes what M(gpufabric.rdma.hca_capture) returned.
       - V(drift) marks where a comparison begins and ends, for the callback plugin P(gpufabric.rdma.drift#callback).
       - V(text) prints O(text) without its control characters, and V(warning) as a warning.
+      - V(findings) fails with O(findings), and passes when there is none.
     type: str
     required: true
-    choices: [verification, matrix, nccl_log, saved, facts, capture, drift, text, warning]
+    choices: [verification, matrix, nccl_log, saved, facts, capture, drift, text, warning, findings]
   hosts:
     description:
       - Hosts to report on. For V(verification) all of the play; one without C(read) fails its check.
@@ -73,7 +74,28 @@ options:
       - V(note) adds O(text) to the reasons of a host, V(end) closes the records of O(hosts).
     type: str
     choices: [begin, note, end]
-  text: {description: 'What to print, or for O(mark=note) the remark.', type: str, default: ""}
+  text:
+    description: What to print, for O(mark=note) the remark, and for V(findings) the first line of the message.
+    type: str
+    default: ""
+  findings:
+    description: For V(findings), what to fail with.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      object: {description: The object., type: str, required: true}
+      wanted: {description: The wanted state., type: str, required: true}
+      seen: {description: What was found., type: str, required: true}
+      next_step: {description: What to do., type: str, required: true}
+      id: {description: 'Id of a known finding, if it is one.', type: str, default: ""}
+      host: {description: Not used. Findings of M(gpufabric.rdma.plan) have it., type: raw}
+      role: {description: Not used. Findings of M(gpufabric.rdma.plan) have it., type: raw}
+  libraries:
+    description: For V(findings), Python libraries of which each that the controller cannot import is a finding too.
+    type: list
+    elements: str
+    default: []
   run: {description: 'For O(mark=begin), the name of this run, which the verdict file repeats.', type: str, default: ""}
   directory: {description: 'The folder that V(saved) writes into, and V(drift). It need not exist.', type: path}
   junit_file:
@@ -122,6 +144,16 @@ EXAMPLES = r"""
     hosts: "{{ ansible_play_hosts_all }}"
     variables: {node: known}
   run_once: true
+
+- name: Ask for consent
+  gpufabric.rdma.report:
+    kind: findings
+    findings:
+      - object: variable k3s_reset_allowed
+        wanted: true or false
+        seen: not set
+        next_step: run again with -e k3s_reset_allowed=true
+  when: k3s_reset_allowed is none
 """
 
 RETURN = r"""
@@ -152,7 +184,7 @@ level:
 headline: {description: The first sentence of the page., returned: O(kind=saved), type: str}
 findings:
   description: What is wrong, each with C(host), C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: where O(kind=saved) fails
+  returned: O(kind=findings), and where O(kind=saved) fails
   type: list
   elements: dict
 """

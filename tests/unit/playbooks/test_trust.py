@@ -181,7 +181,7 @@ def test_no_key_of_a_node_s_result_is_a_variable():
     kept = act("node_facts", {}, {}, {**MARKS, "ansible_facts": facts})
     assert kept["ansible_facts"] == {"rdma": {"x": 1}}
     assert "ansible_facts" not in act("node_facts", {}, {}, MARKS)
-    refused = act("refuse", {"findings": []}, {"node1": {"ansible_facts": facts}})
+    refused = act("report", {"kind": "text"}, {"node1": {"ansible_facts": facts}})
     names = {item["object"].removeprefix("variable ") for item in refused["findings"]}
     assert (names, {item["id"] for item in refused["findings"]}) == ({*MARKS["ansible_facts"]}, {"node:variable"})
 
@@ -302,7 +302,7 @@ FINDING = {"object": "{{ hostile }}", "wanted": "x", "seen": "{{ hostile }}", "n
 TASKS = [
     {"gpufabric.rdma.report": {"kind": "text", "text": "shown {{ hostile }}"}},
     {"gpufabric.rdma.report": {"kind": "warning", "text": "warned {{ hostile }}"}},
-    {"gpufabric.rdma.refuse": {"findings": [FINDING]}, "ignore_errors": True},
+    {"gpufabric.rdma.report": {"kind": "findings", "findings": [FINDING]}, "ignore_errors": True},
 ]
 
 
