@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 
+import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
@@ -14,6 +16,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import 
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts as drift_verdicts
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, query, tables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge as matrix_judge
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job as nccl_job
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import log as nccl_log
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import judge as report_judge
@@ -21,6 +24,10 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host
 
 # Variables that each host has; the others are taken from the host that runs the task.
 OF_HOSTS = ("read", "unasked", "cni", "started", "collected")
+JOB_HEADER = (
+    "# All-reduce over the rails of these nodes. Evidence level E5 (hardware): not verified by the tests of\n"
+    "# gpufabric.rdma.\n"
+)
 DRIFT_FILES = ("json_file", "junit_file", "verdict_file")
 
 
@@ -35,6 +42,7 @@ class ActionModule(ActionBase):
         reports = {
             "verification": self._verification,
             "matrix": self._matrix,
+            "nccl_job": self._nccl_job,
             "nccl_log": self._nccl_log,
             "saved": self._saved,
             "facts": self._facts,
@@ -47,6 +55,7 @@ class ActionModule(ActionBase):
         _validation, args = self.validate_argument_spec(
             argument_spec=options(documented.DOCUMENTATION),
             required_if=[
+                ("kind", "nccl_job", ["job"]),
                 ("kind", "nccl_log", ["log"]),
                 ("kind", "saved", ["directory"]),
                 ("kind", "capture", ["fixture", "file"]),
@@ -106,6 +115,22 @@ class ActionModule(ActionBase):
             "tally": matrix_judge.tally(matrix),
             "pods_failure": fleet.failure(*(shared.get(key) for key in asked)),
         }
+
+    def _nccl_job(self, args, task_vars):
+        facts = fleet.facts(task_vars, args["hosts"])
+        nodes = [{"host": host, "facts": of_host} for host, of_host in zip(args["hosts"], facts)]
+        findings = nccl_job.findings(nodes, args["job"])
+        if findings:
+            terminal.show(f"{core_text.four_facts(findings)}\n")
+            what = f"{core_text.count(len(findings), 'problem')} with the nccl-tests job"
+            return {"failed": True, "msg": f"{what}; nothing was written. Each is listed above."}
+        # The controller tags the values it templates; YAML needs plain ones.
+        objects = json.loads(json.dumps(nccl_job.objects(nodes, args["job"])))
+        text = JOB_HEADER + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
+        if args["file"]:
+            return self._write({pathlib.Path(args["file"]): text})
+        terminal.show(text)
+        return {"objects": objects}
 
     def _nccl_log(self, args, task_vars):
         path, facts = args["log"], fleet.facts(task_vars, args["hosts"])

@@ -9,7 +9,7 @@ module: fabric_tests
 short_description: Run a node's part of the tests between nodes
 version_added: 0.1.0
 description:
-  - Runs the rounds of M(gpufabric.rdma.plan_tests), C(rping) and C(ib_write_bw), in a process that outlives the call,
+  - Runs the rounds of M(gpufabric.rdma.plan), C(rping) and C(ib_write_bw), in a process that outlives the call,
     so that all nodes send at the same time.
   - Makes no permanent change. The process exits on its own; V(finished) or V(absent) removes its files.
 author:

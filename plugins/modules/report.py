@@ -27,6 +27,8 @@ options:
     description:
       - V(verification) judges nodes, fabric and cluster by named checks, and prints them.
       - V(matrix) judges the tests of the bandwidth matrix, and prints them.
+      - V(nccl_job) makes the nccl-tests job of O(job) from the facts of O(hosts). Evidence level E5, real hardware; no
+        test of this project has run it.
       - V(nccl_log) evaluates the log of an nccl-tests job. It fails where traffic went over TCP (C(NET/Socket)),
         GPUDirect RDMA was absent, a rail stayed idle, a GID index was set, a value was wrong or the bandwidth is too
         low.
@@ -38,23 +40,23 @@ options:
       - V(findings) fails with O(findings), and passes when there is none.
     type: str
     required: true
-    choices: [verification, matrix, nccl_log, saved, facts, capture, drift, text, warning, findings]
+    choices: [verification, matrix, nccl_job, nccl_log, saved, facts, capture, drift, text, warning, findings]
   hosts:
     description:
       - Hosts to report on. For V(verification) all of the play; one without C(read) fails its check.
-      - For V(nccl_log) those whose HCAs must be in use. Empty accepts any.
+      - For V(nccl_job) those that it runs on, for V(nccl_log) those whose HCAs must be in use. Empty accepts any.
     type: list
     elements: str
     default: []
   variables:
     description:
-      - Names of variables. Of each host C(read), as M(gpufabric.rdma.plan_tests) takes it; for V(facts) C(node), with
+      - Names of variables. Of each host C(read), as M(gpufabric.rdma.plan) takes it; for V(facts) C(node), with
         C(facts) or C(failure) and C(expected_ports). C(started) and C(collected), what M(gpufabric.rdma.fabric_tests)
         returned. For V(verification) C(cni), what M(gpufabric.rdma.cni_lint) returned, and C(unasked), why the
         node's ports were not asked.
       - Of the host that runs the task, for V(verification) C(planned) and C(ports), what M(gpufabric.rdma.plan)
-        returned; what M(gpufabric.rdma.plan_tests) returned, for V(verification) C(paired) and C(pods), for V(matrix)
-        C(planned), C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info) returned; and what
+        returned, and with its O(gpufabric.rdma.plan#module:tests) C(paired) and C(pods), for V(matrix) C(planned),
+        C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info) returned; and what
         M(gpufabric.rdma.test_pods) did, C(ran) and for V(verification) C(stopped), for V(matrix) C(sent) and
         C(removed).
     type: dict
@@ -107,15 +109,27 @@ options:
   page: {description: 'Whether V(verification) writes its page, and prints where it is.', type: bool, default: false}
   file:
     description:
-      - Where V(capture) writes to, and where the page of a V(verification) goes. Its folder need not exist.
-      - If not set, the page goes beside the inventory, as C(NAME-report.html) of an inventory C(NAME) or C(NAME.yml);
-        for an inventory that is not a file, it is C(report.html) in the working directory.
+      - Where V(capture), V(nccl_job) and the page of a V(verification) go. The folder need not exist.
+      - If not set, a job is printed, and the page goes beside the inventory, as C(NAME-report.html) of an inventory
+        C(NAME) or C(NAME.yml); for an inventory that is not a file, it is C(report.html) in the working directory.
     type: path
   title: {description: The title of the page., type: str, default: RDMA report}
   json_file:
     description: Where to write the document of a V(matrix) or V(drift), or the answers to O(query).
     type: path
   text_file: {description: Where to write what was printed of a V(matrix)., type: path}
+  job:
+    description: For V(nccl_job), what the job is made of.
+    type: dict
+    suboptions:
+      form: {description: C(job) or C(mpijob)., type: str}
+      image: {description: The image with its digest., type: str}
+      namespace: {description: Namespace of the job., type: str}
+      networks: {description: Network attachments of its pods., type: list, elements: str}
+      gpus_per_node: {description: Null takes what each node has., type: int}
+      address_range: {description: Null is worked out from the rails., type: str}
+      resources: {description: As C(device_plugin_resources)., type: raw}
+      script: {description: What C(job) runs., type: str}
   log: {description: 'For V(nccl_log), a file on the controller, produced with NCCL_DEBUG=INFO.', type: path}
   minimum_gbyte_per_s: {description: 'For V(nccl_log), the minimum bus bandwidth of the largest size.', type: float}
   query:
@@ -171,6 +185,11 @@ failing:
   type: dict
 document: {description: The matrix document., returned: O(kind=matrix), type: dict}
 pods_failure: {description: 'Why the pods could not be measured, or empty.', returned: O(kind=matrix), type: str}
+objects:
+  description: The namespace and the job.
+  returned: O(kind=nccl_job) without O(file)
+  type: list
+  elements: dict
 hcas: {description: 'HCAs used by connections, by host.', returned: O(kind=nccl_log), type: dict}
 files:
   description: The files, each with C(path), C(bytes) and C(changed). In check mode none of them is written.
