@@ -34,8 +34,8 @@ options:
         low.
       - V(saved) writes C(report.html), C(report.json) and C(report.xml) (JUnit) from files of results.
       - V(facts) prints what nodes have and what is wrong with them, or with O(query) what each answers.
-      - V(networks) compares NetworkAttachmentDefinitions, from a cluster or from files, with interfaces, routes and files
-        of the nodes, and fails with what would make a pod hang. It looks at all plugins of a chain.
+      - V(networks) compares NetworkAttachmentDefinitions, from a cluster or from files, with interfaces, routes and
+        files of the nodes, and fails with what would make a pod hang. It looks at all plugins of a chain.
       - V(capture) writes what M(gpufabric.rdma.hca_capture) returned.
       - V(drift) marks where a comparison begins and ends, for the callback plugin P(gpufabric.rdma.drift#callback).
       - V(text) prints O(text) without its control characters, and V(warning) as a warning.

@@ -138,12 +138,12 @@ def test_flannels_plugin_comes_out_of_its_image_where_no_file_is_there(bundle, c
 class Node:
     def __init__(self, folder: pathlib.Path, programs: dict):
         self.root, self.directory = folder / "node", folder / "node/opt/cni/bin"
-        self.archive = folder / "programs.tar.gz"
+        self.archive = folder / plugins.ARCHIVE
         self.archive.write_bytes(cni.packed(programs))
         self.binaries = cni.wanted(programs)
 
     def call(self, archive=True, check=False, binaries=None):
-        given = {"archive": str(self.archive)} if archive else {}
+        given = {"bundle": "/b", "names": [], "machine": "", "staged": str(self.archive.parent) if archive else None}
         binaries = self.binaries if binaries is None else binaries
         return running.module(cni_plugins, check, root=str(self.root), binaries=binaries, **given)
 
@@ -158,12 +158,12 @@ def node(tmp_path, bundle):
 
 def test_only_what_is_lacking_is_asked_for_and_nothing_changes_before_it_is_there(node):
     first, checked = node.call(archive=False), node.call(check=True)
-    assert (first["needed"], checked["changed"], node.files()) == (NAMES, True, {})
+    assert (first["needs"], checked["changed"], node.files()) == (NAMES, True, {})
     assert first["changes"] == checked["changes"] == node.call()["changes"]
     assert sorted(node.files()) == NAMES
     assert {path.stat().st_mode & 0o777 for path in node.directory.iterdir()} == {0o755}
     again = node.call(archive=False)
-    assert (again["changed"], again["needed"], again["changes"]) == (False, [], [])
+    assert (again["changed"], again["needs"], again["changes"]) == (False, [], [])
 
 
 def test_drift_is_healed_and_foreign_plugins_stay(node):
@@ -172,7 +172,7 @@ def test_drift_is_healed_and_foreign_plugins_stay(node):
     (node.directory / "bridge").write_bytes(b"swapped")
     (node.directory / "loopback").chmod(0o644)
     (node.directory / ".gpufabric-x").write_bytes(b"half")
-    assert node.call(archive=False)["needed"] == ["bridge"]
+    assert node.call(archive=False)["needs"] == ["bridge"]
     done = {change["object"].rpartition("/")[2]: change["action"] for change in node.call()["changes"]}
     assert done == {"bridge": "place", "loopback": "mode", ".gpufabric-x": "remove"}
     assert sorted(node.files()) == sorted([*NAMES, "ipoib"])
