@@ -128,13 +128,12 @@ class ActionModule(ActionBase):
         decided, root = planned["hosts"][task_vars["inventory_hostname"]], typed["discovery_root"]
         asked["cni_plugins"] = {**decided["cni_plugins"], "directory": typed["cni_plugins_directory"]}
         asked["device_plugin"] |= device_plugin.locked() if "config" in asked["device_plugin"] else {}
-        answer = self._execute_module(
-            "gpufabric.rdma.node_settled", module_args={**asked, "root": root}, task_vars=task_vars
-        )
+        asked = {"facts": False, "settled": asked, "root": root}
+        answer = self._execute_module("gpufabric.rdma.node_facts", module_args=asked, task_vars=task_vars)
         if answer.get("failed"):
             return answer
         boot_id = task_vars["ansible_facts"]["rdma"]["node"]["boot_id"] if not root.rstrip("/") else None
-        left = settled.reasons(answer, decided, typed, boot_id)
+        left = settled.reasons(answer["settled"], decided, typed, boot_id)
         return {"changed": False, "settled": not left, "reasons": left}
 
     def _plan(self, args, task_vars):

@@ -36,7 +36,7 @@ options:
       - V(facts) prints what nodes have and what is wrong with them, or with O(query) what each answers.
       - V(networks) compares NetworkAttachmentDefinitions, from a cluster or from files, with interfaces, routes and
         files of the nodes, and fails with what would make a pod hang. It looks at all plugins of a chain.
-      - V(capture) writes what M(gpufabric.rdma.hca_capture) returned.
+      - V(capture) writes what M(gpufabric.rdma.hca_facts) captured.
       - V(drift) marks where a comparison begins and ends, for the callback plugin P(gpufabric.rdma.drift#callback).
       - V(text) prints O(text) without its control characters, and V(warning) as a warning.
       - V(findings) fails with O(findings), and passes when there is none.
@@ -151,7 +151,7 @@ options:
         C(forbidden_masters_allowed). What is omitted is not checked.
     type: dict
     default: {}
-  fixture: {description: 'For V(capture), the RV(gpufabric.rdma.hca_capture#module:fixture).', type: dict}
+  fixture: {description: 'For V(capture), the RV(gpufabric.rdma.hca_facts#module:fixture).', type: dict}
 """
 
 EXAMPLES = r"""

@@ -42,7 +42,7 @@ def locked() -> dict:
 
 def supply(given: dict) -> folder.Supply:
     """What the module device_plugin gets. given: its options. Refused where the plugin rejects the config."""
-    if given["state"] == "absent":
+    if given["state"] != "present":
         return folder.Supply({}, {}, dict)
     code, options, wheel_dir = archive(COLLECTION), locked(), given["wheel_dir"]
     check_config(code, given["config"] or "", given["api"])

@@ -13,7 +13,8 @@ import tarfile
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
-from ansible_collections.gpufabric.rdma.plugins.modules import cni_plugins, service_account_tokens
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import tokens
+from ansible_collections.gpufabric.rdma.plugins.modules import cni_plugins
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils._cni.test_cni_lint import program
@@ -232,26 +233,26 @@ def test_tokens_are_created_once_and_waited_for(cluster):
         cluster.state(tokens={"a": "of a", "b": "of b"})
         cluster.client().run("get", "secrets")  # lets the token controller act
 
-    found, changed = service_account_tokens.make("ns", ["b", "a"], cluster.client(), 9, lambda: 0, sleep)
+    found, changed = tokens.make("ns", ["b", "a"], cluster.client(), 9, lambda: 0, sleep)
     assert (found, changed) == ({"a": "of a", "b": "of b"}, True)
     assert [call[0] for call in cluster.calls() if "secrets" not in call] == ["get", "apply", "get", "get"]
     assert set(cluster.objects) == {"Namespace//ns", "Secret/ns/a-token", "Secret/ns/b-token"}
-    assert service_account_tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
+    assert tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
 
 
 def test_an_answer_without_tokens_that_was_cut_off_does_not_mean_there_were_none(cluster):
     cluster.state(tokens={"a": "of a"})
-    service_account_tokens.make("ns", ["a"], cluster.client(), 9)
+    tokens.make("ns", ["a"], cluster.client(), 9)
     cluster.state(cut={"get": 1})
-    assert service_account_tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
+    assert tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
     cluster.state(cut={"get": 99})
     with pytest.raises(Refused, match="the answer broke off"):
-        service_account_tokens.make("ns", ["a"], cluster.client(), 9)
+        tokens.make("ns", ["a"], cluster.client(), 9)
 
 
 def test_tokens_that_never_come_are_reported(cluster):
     times = iter([0, 1, 99])
     with pytest.raises(Refused, match="no token for a after 9 s"):
-        service_account_tokens.make("ns", ["a"], cluster.client(), 9, lambda: next(times), lambda seconds: None)
+        tokens.make("ns", ["a"], cluster.client(), 9, lambda: next(times), lambda seconds: None)
     with pytest.raises(Refused, match='namespaces "nowhere" not found'):
-        service_account_tokens.make("nowhere", ["a"], cluster.client(), 9)
+        tokens.make("nowhere", ["a"], cluster.client(), 9)
