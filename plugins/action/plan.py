@@ -1,4 +1,4 @@
-"""Controller side of gpufabric.rdma.plan: reads a node, plans for all nodes, prints; _preflight.plan decides."""
+"""Controller side of gpufabric.rdma.plan: reads nodes and prints; _preflight.plan and _matrix.tests decide."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ansible_collections.gpufabric.rdma.plugins.modules import plan as documente
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin, folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, libraries, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import tests
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall, host, plan, settled, variables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files as report_files
 
@@ -32,7 +33,12 @@ class ActionModule(ActionBase):
     @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
-        _validation, args = self.validate_argument_spec(argument_spec=options(documented.DOCUMENTATION))
+        _validation, args = self.validate_argument_spec(
+            argument_spec=options(documented.DOCUMENTATION),
+            required_if=[("step", "tests", ["tests"]), ("tests", "pod_rounds", ["port"])],
+        )
+        if args["step"] == "tests":
+            return {"changed": False, **tests.plan(args, task_vars, self._task.check_mode)}
         if args["step"] == "read":
             return self._read(args["roles"], args["server"], task_vars)
         if args["step"] == "plan":
@@ -122,13 +128,12 @@ class ActionModule(ActionBase):
         decided, root = planned["hosts"][task_vars["inventory_hostname"]], typed["discovery_root"]
         asked["cni_plugins"] = {**decided["cni_plugins"], "directory": typed["cni_plugins_directory"]}
         asked["device_plugin"] |= device_plugin.locked() if "config" in asked["device_plugin"] else {}
-        answer = self._execute_module(
-            "gpufabric.rdma.node_settled", module_args={**asked, "root": root}, task_vars=task_vars
-        )
+        asked = {"facts": False, "settled": asked, "root": root}
+        answer = self._execute_module("gpufabric.rdma.node_facts", module_args=asked, task_vars=task_vars)
         if answer.get("failed"):
             return answer
         boot_id = task_vars["ansible_facts"]["rdma"]["node"]["boot_id"] if not root.rstrip("/") else None
-        left = settled.reasons(answer, decided, typed, boot_id)
+        left = settled.reasons(answer["settled"], decided, typed, boot_id)
         return {"changed": False, "settled": not left, "reasons": left}
 
     def _plan(self, args, task_vars):

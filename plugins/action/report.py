@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 
+import yaml
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.modules import report as documented
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, libraries, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts as drift_verdicts
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, query, tables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge as matrix_judge
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job as nccl_job
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import log as nccl_log
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import judge as report_judge
@@ -21,6 +25,10 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host
 
 # Variables that each host has; the others are taken from the host that runs the task.
 OF_HOSTS = ("read", "unasked", "cni", "started", "collected")
+JOB_HEADER = (
+    "# All-reduce over the rails of these nodes. Evidence level E5 (hardware): not verified by the tests of\n"
+    "# gpufabric.rdma.\n"
+)
 DRIFT_FILES = ("json_file", "junit_file", "verdict_file")
 
 
@@ -35,17 +43,21 @@ class ActionModule(ActionBase):
         reports = {
             "verification": self._verification,
             "matrix": self._matrix,
+            "nccl_job": self._nccl_job,
             "nccl_log": self._nccl_log,
             "saved": self._saved,
             "facts": self._facts,
+            "networks": self._networks,
             "capture": self._capture,
             "drift": self._drift,
             "text": self._text,
             "warning": self._warning,
+            "findings": self._findings,
         }
         _validation, args = self.validate_argument_spec(
             argument_spec=options(documented.DOCUMENTATION),
             required_if=[
+                ("kind", "nccl_job", ["job"]),
                 ("kind", "nccl_log", ["log"]),
                 ("kind", "saved", ["directory"]),
                 ("kind", "capture", ["fixture", "file"]),
@@ -106,6 +118,22 @@ class ActionModule(ActionBase):
             "pods_failure": fleet.failure(*(shared.get(key) for key in asked)),
         }
 
+    def _nccl_job(self, args, task_vars):
+        facts = fleet.facts(task_vars, args["hosts"])
+        nodes = [{"host": host, "facts": of_host} for host, of_host in zip(args["hosts"], facts)]
+        findings = nccl_job.findings(nodes, args["job"])
+        if findings:
+            terminal.show(f"{core_text.four_facts(findings)}\n")
+            what = f"{core_text.count(len(findings), 'problem')} with the nccl-tests job"
+            return {"failed": True, "msg": f"{what}; nothing was written. Each is listed above."}
+        # The controller tags the values it templates; YAML needs plain ones.
+        objects = json.loads(json.dumps(nccl_job.objects(nodes, args["job"])))
+        text = JOB_HEADER + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
+        if args["file"]:
+            return self._write({pathlib.Path(args["file"]): text})
+        terminal.show(text)
+        return {"objects": objects}
+
     def _nccl_log(self, args, task_vars):
         path, facts = args["log"], fleet.facts(task_vars, args["hosts"])
         try:
@@ -163,6 +191,17 @@ class ActionModule(ActionBase):
             return {}
         return self._write({args["json_file"]: files.as_json({"query": args["query"], **answers})})
 
+    def _networks(self, args, task_vars):
+        read = fleet.each(task_vars, args["hosts"], args["variables"].get("read", "read"))
+        nodes = [{"host": host, **of_host["networks"]} for host, of_host in zip(args["hosts"], read)]
+        networks = nad_lint.from_objects(args["objects"], nad_lint.files_by_name(nodes))
+        findings = at(core_text.names(args["hosts"]), nad_lint.lint(networks, nodes, args["cluster"]))
+        if not findings:
+            return {"findings": []}
+        terminal.show(f"{core_text.four_facts(findings)}\n")
+        what = f"{core_text.count(len(findings), 'finding')} about networks of pods"
+        return {"failed": True, "findings": findings, "msg": f"{what}; each is listed above"}
+
     def _capture(self, args, _task_vars):
         return self._write({args["file"]: files.capture_text(args["fixture"])})
 
@@ -174,6 +213,15 @@ class ActionModule(ActionBase):
 
     def _warning(self, args, _task_vars):
         return {"warnings": terminal.warnings([args["text"]])}
+
+    def _findings(self, args, task_vars):
+        findings = libraries.findings(args["libraries"]) if args["libraries"] else []
+        findings += [Finding(*(finding[fact] for fact in Finding._fields)) for finding in args["findings"]]
+        if not findings:
+            return {"findings": []}
+        lead = [args["text"]] if args["text"] else []
+        msg = terminal.here("\n".join([*lead, *map(core_text.sentence, findings)]))
+        return {"failed": True, "findings": at(task_vars["inventory_hostname"], findings), "msg": msg}
 
     # --- marks for the drift recorder, which sees them as results ----------------------------------------------------
 

@@ -41,7 +41,7 @@ options:
   left_boot:
     description:
       - For O(state=settled), the boot that the node is to have left, as
-        RV(gpufabric.rdma.reboot_gate#module:boot_id) named it.
+        RV(gpufabric.rdma.node_facts#module:reboot) named it.
     type: str
     default: ""
   ready: {description: 'For O(state=settled), whether the node has to be Ready.', type: bool, default: false}
@@ -63,7 +63,7 @@ options:
     type: path
     default: /
 seealso:
-  - module: gpufabric.rdma.reboot_gate
+  - module: gpufabric.rdma.node_facts
   - module: gpufabric.rdma.driver_reload
 """
 
@@ -86,7 +86,7 @@ EXAMPLES = r"""
   gpufabric.rdma.cluster_node:
     name: "{{ inventory_hostname }}"
     state: settled
-    left_boot: "{{ gate.boot_id }}"
+    left_boot: "{{ node.reboot.boot_id }}"
     ready: "{{ before.was_ready }}"
   delegate_to: "{{ groups['k3s_servers'][0] }}"
 

@@ -18,6 +18,7 @@ description:
   - In check mode without an API server every object is listed as to be created.
   - With objects from Git (O(applied_by=gitops)) it changes nothing and fails with every difference.
   - Several owners' objects go in one call as O(parts), and cost as many calls of kubectl as those of one owner.
+  - With O(tokens) it creates tokens of service accounts instead. Their task needs C(no_log).
   - Nodes, namespaces and custom resource definitions are never deleted. Nodes and namespaces get no owner label,
     because others create them too.
 extends_documentation_fragment:
@@ -96,6 +97,14 @@ options:
         and one at a path to be written stops the run before anything is written. Git's own data is left alone.
     type: path
   rendered: {description: 'For O(folder), RV(rendered) of each role. The roles are listed in this order.', type: dict}
+  tokens:
+    description:
+      - In place of O(objects), service accounts whose tokens to return in RV(tokens). One is created for each account
+        that has none, and is valid as long as the account exists.
+    type: dict
+    suboptions:
+      namespace: {description: Their namespace., type: str, required: true}
+      names: {description: Their names., type: list, elements: str, required: true}
   kubectl:
     description:
       - The command as a list of words. With a kubeconfig, use V([kubectl, --kubeconfig, FILE]) on the controller.
@@ -103,8 +112,8 @@ options:
     elements: str
     default: [k3s, kubectl]
   api_timeout_seconds:
-    description: How long to wait for an API server that does not respond, counted anew for each outage. Check mode
-      does not wait.
+    description: How long to wait for an API server that does not respond, counted anew for each outage, and for
+      O(tokens). Check mode does not wait.
     type: int
     default: 120
   wait:
@@ -183,6 +192,14 @@ EXAMPLES = r"""
     wait:
       - resource: nodes
         until: condition=Ready
+
+- name: Create the tokens of two nodes
+  gpufabric.rdma.cluster_objects:
+    tokens:
+      namespace: gpufabric-rdma
+      names: [node-ready-node1, node-ready-node2]
+  no_log: true
+  register: created
 """
 
 RETURN = r"""
@@ -237,6 +254,7 @@ pending:
   returned: success, when O(render) is false
   type: list
   elements: dict
+tokens: {description: Token of each service account; empty in check mode., returned: with O(tokens), type: dict}
 kubectl_calls: {description: How many times kubectl was run., returned: success, type: int}
 down:
   description: Why no API server responded in check mode, so that RV(changes) lists all objects; null when one did.
@@ -255,6 +273,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     reported,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import tokens
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
     Kubectl,
     KubectlError,
@@ -471,6 +490,14 @@ ARGUMENTS = {
             **_OF_OWNER,
         },
     },
+    "tokens": {
+        "type": "dict",
+        "no_log": False,
+        "options": {
+            "namespace": {"type": "str", "required": True},
+            "names": {"type": "list", "elements": "str", "required": True},
+        },
+    },
     "render": {"type": "bool", "default": False},
     "bundle": {"type": "path"},
     "folder": {"type": "path"},
@@ -484,8 +511,8 @@ ARGUMENTS = {
 def main() -> None:
     module = AnsibleModule(
         argument_spec=ARGUMENTS,
-        mutually_exclusive=[("objects", "parts", "folder")],
-        required_one_of=[("objects", "parts", "folder")],
+        mutually_exclusive=[("objects", "parts", "folder", "tokens")],
+        required_one_of=[("objects", "parts", "folder", "tokens")],
         required_together=[("objects", "owner"), ("folder", "rendered")],
         supports_check_mode=True,
     )
@@ -494,11 +521,21 @@ def main() -> None:
         module.fail_json(msg="render, folder and bundle are for the action plugin of this module, which did not run")
     patience = 0 if module.check_mode else given["api_timeout_seconds"]
     kubectl = Kubectl(given["kubectl"], limit=_CALL_SECONDS, patience=patience)
+    if given["tokens"]:
+        tokens_of(module, kubectl, **given["tokens"])
     with reported(module):
         parts, findings = planner.prepare(given["parts"] or [given])
         if findings:
             raise Refused(findings)
         carry_out(module, kubectl, parts)
+
+
+def tokens_of(module, kubectl: Kubectl, namespace: str, names: list) -> None:
+    if module.check_mode:
+        module.exit_json(changed=bool(names), tokens={})
+    with reported(module):
+        made, changed = tokens.make(namespace, names, kubectl, module.params["api_timeout_seconds"])
+        module.exit_json(changed=changed, tokens=made)
 
 
 def carry_out(module, kubectl: Kubectl, parts: list) -> None:

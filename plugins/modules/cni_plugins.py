@@ -21,14 +21,18 @@ extends_documentation_fragment:
 author:
   - The gpufabric founders (@gpufabric)
 options:
-  bundle: {description: The bundle folder on the controller; C(bundle.yml) in it lists its files., type: path}
+  bundle:
+    description: The bundle folder on the controller; C(bundle.yml) in it lists its files.
+    type: path
+    required: true
   names:
     description:
       - The plugins. V(flannel) comes from C(flannel-cni-plugin) of the bundle, a file or an image, all others from the
         file C(cni-plugins).
     type: list
     elements: str
-  machine: {description: Hardware name of the node as C(uname -m) prints it., type: str}
+    required: true
+  machine: {description: Hardware name of the node as C(uname -m) prints it., type: str, required: true}
   directory: {description: Where the container runtime looks for plugins., type: path, default: /opt/cni/bin}
   binaries:
     description:
@@ -41,10 +45,9 @@ options:
         description: Digest of its program.
         type: str
         required: true
-  archive:
+  staged:
     description:
-      - Set by the action plugin. Archive on the node with the programs listed in RV(needed). Without it nothing is
-        installed.
+      - Set by the action plugin. Folder on the node with what RV(needs) lists. Without it nothing is installed.
     type: path
 """
 
@@ -69,7 +72,7 @@ findings:
   returned: always
   type: list
   elements: dict
-needed: {description: Plugins to copy to the node., returned: success, type: list, elements: str}
+needs: {description: Plugins to copy to the node., returned: success, type: list, elements: str}
 notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 """
 
@@ -107,27 +110,9 @@ def place(path: str, archive: str, digests: dict) -> None:
 
 
 def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            "bundle": {"type": "path"},
-            "names": {"type": "list", "elements": "str"},
-            "machine": {"type": "str"},
-            "directory": {"type": "path", "default": "/opt/cni/bin"},
-            "binaries": {
-                "type": "list",
-                "elements": "dict",
-                "options": {
-                    "name": {"type": "str", "required": True},
-                    "sha256": {"type": "str", "required": True},
-                },
-            },
-            "archive": {"type": "path"},
-            "root": {"type": "path", "default": "/"},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=planner.ARGUMENTS, supports_check_mode=True)
     root, directory = module.params["root"], module.params["directory"]
-    binaries, archive = module.params["binaries"], module.params["archive"]
+    binaries, staged = module.params["binaries"], module.params["staged"]
     if binaries is None:
         module.fail_json(msg="binaries is set by the action plugin of this module, which did not run")
 
@@ -139,16 +124,16 @@ def main() -> None:
 
     def more(decided, _changes) -> dict:
         decided.notes = first.notes
-        return {"needed": missing}
+        return {"needs": missing}
 
     converge(
         module,
         read=look,
         plan=lambda state: planner.plan(state, binaries, directory),
-        apply=lambda changes: apply(changes, root, archive, binaries),
+        apply=lambda changes: apply(changes, root, os.path.join(staged or "", planner.ARCHIVE), binaries),
         more=more,
         # Nothing is changed before everything is available.
-        check_mode=module.check_mode or bool(missing and not archive),
+        check_mode=module.check_mode or bool(missing and not staged),
     )
 
 

@@ -25,8 +25,12 @@ options:
   state:
     description:
       - V(absent) stops the service and removes all its files.
+      - V(sole), where O(kubectl) runs, finds the DaemonSets of the cluster that run C(k8s-rdma-shared-dp), whatever
+        their name, and deletes them with their pods on consent. A plugin that stops after the new one has started would
+        delete the new one's socket. One managed by an operator is a finding and is left alone, because the operator
+        would recreate it.
     type: str
-    choices: [present, absent]
+    choices: [present, absent, sole]
     default: present
   config: {description: Text of C(config.json)., type: str}
   unit: {description: Text of the systemd unit., type: str}
@@ -59,7 +63,19 @@ options:
       - What to do about another plugin that serves one of the same resources.
       - If not set, the module fails with an explanation; V(true) stops a systemd service before ours starts, and
         lists those in pods in RV(rivals); V(false) leaves the node unchanged and reports it.
+      - For V(sole), whether DaemonSets that this collection did not apply may be deleted.
     type: bool
+  replaced:
+    description:
+      - For V(sole), namespace and name, as V(kube-system/rdma-shared-dp-ds), of the DaemonSet that will be applied. One
+        of this name is left to be replaced. Empty when none is wanted.
+    type: str
+    default: ""
+  kubectl: {description: 'For V(sole), the kubectl command.', type: list, elements: str, default: [k3s, kubectl]}
+  timeout_seconds:
+    description: For V(sole), how long to wait for their pods to terminate.
+    type: int
+    default: 120
   code_sha256:
     description:
       - Checksum of the code file. Filled by the action plugin.
@@ -72,7 +88,6 @@ options:
     default: []
   staged: {description: Folder on the node with what the controller sent. Filled by the action plugin., type: str}
 seealso:
-  - module: gpufabric.rdma.device_plugin_migration
   - module: gpufabric.rdma.service_limits
 """
 
@@ -86,6 +101,13 @@ EXAMPLES = r"""
 - name: Remove the service
   gpufabric.rdma.device_plugin:
     state: absent
+
+- name: Make way for the plugin as a service of the nodes
+  gpufabric.rdma.device_plugin:
+    state: sole
+    migrate_allowed: true
+  delegate_to: "{{ groups['k3s_servers'][0] }}"
+  run_once: true
 """
 
 RETURN = r"""
@@ -117,7 +139,7 @@ needs:
   elements: str
 rivals:
   description: Other plugins on the node that serve one of the same resources.
-  returned: always
+  returned: except for O(state=sole)
   type: list
   elements: dict
   contains:
@@ -135,7 +157,13 @@ status: {description: "The plugin's own status line, as in C(systemctl status)."
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import finish, reported, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
+    converge,
+    finish,
+    reported,
+    result,
+    settle,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import (
     ARGUMENTS,
     Installer,
@@ -143,10 +171,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node
     wants,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CODE, VENV, plan, rivals
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.wheels import (
-    fitting,
-    requirements,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.wheels import fitting, requirements
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import migration
 
 
 def needs(changes, wheels: dict, from_index: bool) -> list[str]:
@@ -162,6 +188,10 @@ def main() -> None:
         required_if=[("state", "present", ["config", "unit", "code_sha256", "wheels"])],
         supports_check_mode=True,
     )
+    if module.params["state"] == "sole":
+        rest = migration.DaemonSets(module.params["kubectl"], module.params["timeout_seconds"])
+        converge(module, rest.read, lambda seen: migration.plan(seen, module.params), rest.apply, quiet=True)
+        return
     root, from_index = module.params["root"], not module.params["wheel_dir"]
     state = read_for(root, module.params)
     wanted = wants(module.params, state)

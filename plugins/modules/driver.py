@@ -10,7 +10,7 @@ short_description: Install, change or remove the HCA driver stack on disk
 version_added: 0.1.0
 description:
   - Manages the packages, the signed repository, its pins and the DKMS builds of a driver stack. The loaded driver is
-    left alone; M(gpufabric.rdma.driver_gate) decides how the new one gets loaded.
+    left alone; M(gpufabric.rdma.driver_reload) decides how the new one gets loaded.
   - Before anything on the node changes, a trial run checks that the key has the pinned fingerprint and signs the
     repository, the version exists, no other package would be removed, and the base DKMS module builds with the real
     C(dkms) for the running and for the newest kernel. Only C(dkms), headers and their dependencies are installed before
@@ -99,7 +99,7 @@ options:
     default: true
   root: {description: Root directory of the node. With anything but V(/) nothing is changed., type: path, default: /}
 seealso:
-  - module: gpufabric.rdma.driver_gate
+  - module: gpufabric.rdma.driver_reload
 """
 
 EXAMPLES = r"""

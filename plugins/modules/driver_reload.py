@@ -6,22 +6,59 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: driver_reload
-short_description: Replace the loaded HCA driver with the one on disk
+short_description: Replace the loaded HCA driver with the one on disk, or tell what that takes
 version_added: 0.1.0
 description:
-  - Unloads the modules of the stack, loads those on disk, and restores MTU, state and addresses of interfaces and the
-    virtual functions that were lost. It does nothing while memory and disk agree.
-  - Run M(gpufabric.rdma.driver_gate) first. This module does not check what depends on the driver.
+  - A reload unloads the modules of the stack, loads those on disk, and restores MTU, state and addresses of interfaces
+    and the virtual functions that were lost. It does nothing while memory and disk agree.
   - A stack with C(openibd) is restarted through it. That path is not verified, since no HCA runs in the lab.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
 author:
   - The gpufabric founders (@gpufabric)
 options:
+  state:
+    description:
+      - V(planned) changes nothing. It checks what depends on the driver (management access, mounted storage, processes,
+        other kernel modules, virtual functions, interface names, Secure Boot, pods and cluster operators) and returns a
+        verdict with its reasons, from files only. Policy routing, and the next name of an interface without udev data,
+        cannot be read from files; the latter is listed in RV(notes).
+      - V(reloaded) reloads the driver. Run V(planned) first, since it does not check what depends on the driver.
+      - V(restored) restores what an earlier reload has lost and not restored.
+    type: str
+    required: true
+    choices: [planned, reloaded, restored]
+  change:
+    description:
+      - For V(planned), what will be installed or removed, as a clause such as V(doca 3.2.1 is installed). Without it
+        only the difference between memory and disk counts.
+    type: str
+  activation:
+    description:
+      - For V(planned). V(auto) prefers a reload and reboots where a reload is ruled out.
+    type: str
+    choices: [auto, reload, reboot]
+    default: auto
+  signed: {description: Whether the new modules have a signature that Secure Boot accepts., type: bool}
+  reload_allowed:
+    description:
+      - Whether the driver may be reloaded.
+      - For V(restored), whether what a reload of this boot has lost is restored. Without a value it fails where there
+        is anything, check mode aside. What was recorded before the last boot is removed.
+    type: bool
+  drain_allowed: {description: Whether pods may be drained from the node., type: bool}
+  rename_allowed:
+    description:
+      - Whether the driver may change although an interface that carries management is configured by name.
+    type: bool
+  software_hcas:
+    description:
+      - Count interfaces of rxe and siw devices as interfaces of HCAs.
+    type: bool
+    default: false
   restore:
     description:
-      - What RV(gpufabric.rdma.driver_gate#module:restore) returned.
-      - Without it nothing is reloaded, and what an earlier reload has not restored is restored.
+      - For V(reloaded), RV(restore) of the plan.
     type: dict
     suboptions:
       netdevs:
@@ -36,47 +73,75 @@ options:
         type: list
         elements: dict
         required: true
-  allowed:
-    description:
-      - Whether what an earlier reload of this boot has not restored is restored. Without a value it fails where there
-        is anything, check mode aside. What was recorded before the last boot is removed.
-    type: bool
   timeout:
     description:
       - Seconds to wait for the interfaces to come back.
     type: int
     default: 90
+  root: {description: 'For V(planned), root directory of the node.', type: path, default: /}
+seealso:
+  - module: gpufabric.rdma.driver
+  - module: gpufabric.rdma.hca_facts
 """
 
 EXAMPLES = r"""
+- name: See what a driver installation would require
+  gpufabric.rdma.driver_reload:
+    state: planned
+    change: doca 3.2.1 is installed
+
 - name: Check what a reload would disturb
-  gpufabric.rdma.driver_gate:
+  gpufabric.rdma.driver_reload:
+    state: planned
     reload_allowed: true
   register: gate
 
 - name: Reload the driver
   gpufabric.rdma.driver_reload:
+    state: reloaded
     restore: "{{ gate.restore }}"
   when: gate.verdict == 'reload'
 """
 
 RETURN = r"""
+verdict:
+  description:
+    - The verdict. V(nothing) means that memory already holds what is, or will be, on disk, or holds no driver at all.
+  returned: O(state=planned)
+  type: str
+  choices: [nothing, reload, reboot, refuse]
+summary: {description: The verdict in a sentence., returned: O(state=planned), type: str}
+steps: {description: 'The steps of the change, in order.', returned: O(state=planned), type: list, elements: str}
+consents:
+  description: Unset variables that the change needs consent from.
+  returned: O(state=planned)
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing, and what could not be verified.
+  returned: O(state=planned)
+  type: list
+  elements: str
+restore: {description: What a reload would lose., returned: O(state=planned), type: dict}
 changes:
   description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-  returned: always
+  returned: O(state=reloaded) and O(state=restored)
   type: list
   elements: dict
 findings:
   description:
-    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+    - Why a reload, a reboot or the change itself is ruled out, including reasons that did not decide, or why the node
+      did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge, reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, under
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import risk
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import (
     outlived,
     plan,
@@ -88,6 +153,19 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload impo
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+
+SUBSET = ["hcas", "driver", "modules", "!gids"]
+ANSWERS = ("change", "activation", "signed", "reload_allowed", "drain_allowed", "rename_allowed")
+
+
+def planned(module: AnsibleModule) -> dict:
+    options, tree = module.params, Tree(module.params["root"])
+    facts = gather(tree, Seams.of(tree), SUBSET)
+    devlink = module.get_bin_path("devlink") if tree.live else None
+    told = risk.devlink(lambda argv: module.run_command([devlink, *argv[1:]]), tree, facts) if devlink else None
+    seen = risk.read(tree, facts, options["software_hcas"], told)
+    decision = decide(facts, seen, {name: options[name] for name in ANSWERS})
+    return {"restore": {name: seen[name] for name in ("netdevs", "virtual_functions")}, **decision.as_dict()}
 
 
 def apply(changes, given: dict | None, timeout: int, run, root: str = "/"):
@@ -109,6 +187,14 @@ def apply(changes, given: dict | None, timeout: int, run, root: str = "/"):
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            "state": {"type": "str", "required": True, "choices": ["planned", "reloaded", "restored"]},
+            "change": {"type": "str"},
+            "activation": {"type": "str", "choices": ["auto", "reload", "reboot"], "default": "auto"},
+            "signed": {"type": "bool"},
+            "reload_allowed": {"type": "bool"},
+            "drain_allowed": {"type": "bool"},
+            "rename_allowed": {"type": "bool"},
+            "software_hcas": {"type": "bool", "default": False},
             "restore": {
                 "type": "dict",
                 "options": {
@@ -116,14 +202,18 @@ def main() -> None:
                     "virtual_functions": {"type": "list", "elements": "dict", "required": True},
                 },
             },
-            "allowed": {"type": "bool"},
             "timeout": {"type": "int", "default": 90},
+            "root": {"type": "path", "default": "/"},
         },
+        required_if=[("state", "reloaded", ["restore"])],
         supports_check_mode=True,
     )
-
+    state, given, allowed = (module.params[name] for name in ("state", "restore", "reload_allowed"))
+    if state == "planned":
+        with reported(module):
+            module.exit_json(changed=False, **planned(module))
     # Check mode shows what a consent would do.
-    allowed = True if module.check_mode and module.params["allowed"] is None else module.params["allowed"]
+    allowed = True if module.check_mode and allowed is None else allowed
 
     def run(argv):
         return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
@@ -135,8 +225,8 @@ def main() -> None:
     converge(
         module,
         read=read,
-        plan=lambda facts: plan(facts, module.params["restore"] is not None, outlived(Tree("/")), allowed),
-        apply=lambda changes: apply(changes, module.params["restore"], module.params["timeout"], run),
+        plan=lambda facts: plan(facts, state == "reloaded", outlived(Tree("/")), allowed),
+        apply=lambda changes: apply(changes, given, module.params["timeout"], run),
     )
 
 

@@ -9,8 +9,10 @@ module: fabric_tests
 short_description: Run a node's part of the tests between nodes
 version_added: 0.1.0
 description:
-  - Runs the rounds of M(gpufabric.rdma.plan_tests), C(rping) and C(ib_write_bw), in a process that outlives the call,
+  - Runs the rounds of M(gpufabric.rdma.plan), C(rping) and C(ib_write_bw), in a process that outlives the call,
     so that all nodes send at the same time.
+  - Asks too whether ports of other nodes can be reached. What lies between the nodes is in the answer, a switch or a
+    cloud's security group as well as a firewall.
   - Makes no permanent change. The process exits on its own; V(finished) or V(absent) removes its files.
 author:
   - The gpufabric founders (@gpufabric)
@@ -31,9 +33,11 @@ options:
       - V(started) starts O(rounds) and returns at once.
       - V(finished) waits for the end of the rounds and returns their results.
       - V(absent) stops the rounds at once.
+      - V(probed), in check mode too, ends O(stop), listens at the ports of O(listen) that nothing uses, in a process
+        that outlives the call and ends by itself, and then asks O(ask).
     type: str
     required: true
-    choices: [read, started, finished, absent]
+    choices: [read, started, finished, absent, probed]
   root:
     description: Root directory of the node. With anything but V(/) it must contain usr/bin/ib_write_bw.
     type: path
@@ -48,7 +52,23 @@ options:
       - For V(read), where Multus reads network configurations. If set, RV(networks) is returned.
     type: path
   rounds: {description: "For V(started), this node's part of each round.", type: list, elements: dict, default: []}
-  seconds: {description: How long each test sends., type: int, default: 5}
+  listen:
+    description: For V(probed), where to answer, each with C(protocol) (V(tcp) or V(udp)), C(address) and C(port).
+    type: list
+    elements: dict
+    default: []
+  ask:
+    description:
+      - For V(probed), what to ask, all at the same time, each with C(protocol) (V(tcp), V(udp) or V(ping)), C(address)
+        and C(port). All further keys are returned as they are.
+    type: list
+    elements: dict
+    default: []
+  stop: {description: 'For V(probed), a C(listener) to end.', type: dict}
+  seconds:
+    description: How long each test sends, or for O(listen) how long ports are answered at most.
+    type: int
+    default: 5
   round_seconds: {description: Timeout of a round., type: int, default: 30}
   grace_seconds: {description: How much later than this one the last node may start., type: int, default: 30}
   wait_seconds: {description: 'For V(finished), how long to wait.', type: int, default: 600}
@@ -69,6 +89,14 @@ EXAMPLES = r"""
   gpufabric.rdma.fabric_tests:
     state: finished
   register: collected
+
+- name: Answer at the port of the kubelet for five minutes
+  gpufabric.rdma.fabric_tests:
+    state: probed
+    listen:
+      - {protocol: tcp, address: 192.0.2.1, port: 10250}
+    seconds: 300
+  register: listening
 """
 
 RETURN = r"""
@@ -98,16 +126,34 @@ loaded:
   returned: O(state=finished)
   type: list
   elements: str
+listener:
+  description: The process that listens, for O(stop); null if there is none.
+  returned: O(state=probed)
+  type: dict
+deaf:
+  description: Why nothing can listen, by port and protocol. A port that is in use is none of them.
+  returned: O(state=probed)
+  type: dict
+answers:
+  description: O(ask), each with C(state) (V(answered), V(refused) or V(silent)) and C(why).
+  returned: O(state=probed)
+  type: list
+  elements: dict
 error: {description: 'Why the process gave no results, or null.', returned: O(state=finished), type: str}
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import risk
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import reach
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import rdma_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import rounds
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, counters
+
+STATES = ["read", "started", "finished", "absent", "probed"]
+# Seconds to wait for answers of ports.
+PATIENCE = 4
 
 
 def read(params: dict) -> dict:
@@ -120,6 +166,13 @@ def read(params: dict) -> dict:
         "cuda": rounds.cuda(tool) if params["cuda"] and tool else None,
         "networks": node_tools.networks(tree, directory) if directory else None,
     }
+
+
+def probed(params: dict) -> dict:
+    if params["stop"]:
+        reach.stop(params["stop"])
+    listening = reach.listen(params["listen"], params["seconds"])
+    return {**listening, "answers": reach.ask(params["ask"], PATIENCE)}
 
 
 def run(params: dict) -> dict:
@@ -139,12 +192,15 @@ def run(params: dict) -> dict:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "required": True, "choices": ["read", "started", "finished", "absent"]},
+            "state": {"type": "str", "required": True, "choices": STATES},
             "root": {"type": "path", "default": "/"},
             "hcas": {"type": "list", "elements": "dict", "default": []},
             "cuda": {"type": "bool", "default": False},
             "networks_directory": {"type": "path"},
             "rounds": {"type": "list", "elements": "dict", "default": []},
+            "listen": {"type": "list", "elements": "dict", "default": []},
+            "ask": {"type": "list", "elements": "dict", "default": []},
+            "stop": {"type": "dict"},
             "seconds": {"type": "int", "default": 5},
             "round_seconds": {"type": "int", "default": 30},
             "grace_seconds": {"type": "int", "default": 30},
@@ -154,6 +210,8 @@ def main() -> None:
     )
     with reported(module):
         params, result = module.params, {}
+        if params["state"] == "probed":
+            module.exit_json(changed=False, **probed(params))
         try:
             if params["state"] == "read":
                 result = read(params)

@@ -70,6 +70,21 @@ options:
       - "!initramfs"
       - "!owned_files"
       - "!gids"
+  capture:
+    description:
+      - Return in RV(fixture), in place of the facts, every file, link and answer that they come from.
+      - GUIDs, MACs, GIDs, IP addresses, UUIDs (boot id, disks, GPUs, pods), container ids and the machine's name are
+        replaced. The same original gives the same replacement, so that a MAC and its EUI-64 GID, or an address and its
+        subnet, still belong together. Commands and variables of systemd units, other packages and other kernel modules
+        are left out.
+      - Review the result before you share it; names of interfaces, files and units are kept.
+    type: dict
+    suboptions:
+      name:
+        description: Name of the fixture. It is not scrubbed, so choose one that may be public.
+        type: str
+        required: true
+      about: {description: 'One line about the node. The default names its system, kernel, GPUs and HCAs.', type: str}
   software_hcas:
     description:
       - Whether software HCAs (C(rdma_rxe), C(siw)) may be automatic rails. They are listed under C(hcas) either way.
@@ -103,12 +118,23 @@ EXAMPLES = r"""
 - name: Read a captured node
   gpufabric.rdma.hca_facts:
     root: /tmp/captured/gpu7
+
+- name: Capture this node
+  gpufabric.rdma.hca_facts:
+    capture: {name: h100-rack-7}
+  register: captured
+
+- name: Write the capture beside the playbook
+  gpufabric.rdma.report:
+    kind: capture
+    fixture: "{{ captured.fixture }}"
+    file: "{{ playbook_dir }}/h100-rack-7.yml"
 """
 
 RETURN = r"""
 ansible_facts:
   description: Facts to add to ansible_facts.
-  returned: always
+  returned: without O(capture)
   type: dict
   contains:
     rdma:
@@ -371,7 +397,7 @@ ansible_facts:
         gpudirect:
           description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict), C(action),
             C(peermem_loadable) (nvidia_peermem is needed, not loaded, and nothing on disk keeps it from loading) and
-            C(evidence), which M(gpufabric.rdma.gpudirect_doctor) judges (null without an NVIDIA GPU).
+            C(evidence) (null without an NVIDIA GPU).
           type: dict
           returned: with subset gpudirect
         modules:
@@ -403,12 +429,24 @@ ansible_facts:
           type: list
           elements: str
           returned: always
-forks: {description: 'Processes that were started, 0 on Debian.', returned: always, type: int}
+forks: {description: 'Processes that were started, 0 on Debian.', returned: without O(capture), type: int}
+fixture:
+  description:
+    - The node as one dictionary with the keys name, about, provenance, seams, links, files, binary, errors, modes,
+      mtimes, directories and repeat; keys without content are left out.
+  returned: with O(capture)
+  type: dict
+  sample:
+    name: h100-rack-7
+    files:
+      /sys/devices/pci0000:15/0000:15:01.0:
+        vendor: "0x8086"
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, rdma_facts
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import capture
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, existing, rdma_facts
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS
 
 CHOICES = ["all", "min", *SUBSETS, "!all", *(f"!{name}" for name in SUBSETS)]
@@ -420,11 +458,19 @@ def main() -> None:
             "root": {"type": "path", "default": "/"},
             "gather_subset": {"type": "list", "elements": "str", "default": ["all"], "choices": CHOICES},
             "software_hcas": {"type": "bool", "default": False},
+            "capture": {
+                "type": "dict",
+                "options": {"name": {"type": "str", "required": True}, "about": {"type": "str"}},
+            },
             "rails": RAILS,
         },
         supports_check_mode=True,
     )
+    root, named = module.params["root"], module.params["capture"]
     with reported(module):
+        if named:
+            existing(module)
+            module.exit_json(changed=False, fixture=capture(root, named["name"], named["about"])[0])
         facts, forks = rdma_facts(module, module.params["gather_subset"])
         module.exit_json(changed=False, ansible_facts={"rdma": facts}, forks=forks)
 

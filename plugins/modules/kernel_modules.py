@@ -13,8 +13,8 @@ description:
     boot.
   - Adds C(ib_ipoib) where a port is InfiniBand, and C(nvidia_peermem) where GPUDirect RDMA needs it.
   - Fails with path and line if something blacklists or overrides a wanted module, and never forces it.
-  - Never loads C(nvidia_peermem) just to see. M(gpufabric.rdma.gpudirect_doctor) checks the files first, and the run
-    fails with its verdict and action where the module cannot load.
+  - Never loads C(nvidia_peermem) just to see. The files are checked first, and the run fails with verdict and action
+    where the module cannot load.
   - Never unloads a module.
   - In a container only files are written.
 extends_documentation_fragment:

@@ -9,8 +9,8 @@ module: node_facts
 short_description: Gather in one call a node's facts and the state of what roles configure on it
 version_added: 0.1.0
 description:
-  - Gathers the facts of M(gpufabric.rdma.hca_facts), and what O(k3s), O(networks), O(firewall), O(runtime) and
-    O(probe) ask for.
+  - Gathers the facts of M(gpufabric.rdma.hca_facts), and what O(k3s), O(networks), O(firewall), O(runtime), O(reboot),
+    O(settled) and O(probe) ask for.
   - No content of k3s' configuration and no secret leaves the node.
   - Changes nothing and loads no kernel module. What O(probe) opens may load one, which it then reports.
 author:
@@ -20,6 +20,10 @@ extends_documentation_fragment:
   - gpufabric.rdma.reading.root
   - gpufabric.rdma.reading.rails
 options:
+  facts:
+    description: Whether to gather the facts of M(gpufabric.rdma.hca_facts). O(probe) needs them in any case.
+    type: bool
+    default: true
   software_hcas:
     description: Whether soft-RoCE and siw devices count as HCAs.
     type: bool
@@ -51,6 +55,39 @@ options:
     description: Read how containerd, that of k3s or of the distribution, is configured.
     type: bool
     default: false
+  reboot:
+    description:
+      - Read whether the node would come back from a reboot, and who would miss it meanwhile.
+      - Finds the kernel that boots next, in what GRUB reads, and looks for its file, its initramfs images and its
+        modules; of a node without GRUB the newest kernel of C(/boot).
+    type: bool
+    default: false
+  settled:
+    description:
+      - Options of tasks of modules, to read in one call what they would change.
+    type: dict
+    suboptions:
+      node_files:
+        description: Options of M(gpufabric.rdma.node_files) by any name, such as that of the role.
+        type: dict
+        default: {}
+      cni_plugins:
+        description: Options C(binaries) and C(directory) of M(gpufabric.rdma.cni_plugins).
+        type: dict
+      k3s_node:
+        description: Options of M(gpufabric.rdma.k3s_node).
+        type: dict
+        suboptions:
+          role: {description: As there., type: str, choices: [server, agent], required: true}
+          options: {description: As there., type: dict, required: true}
+          registries:
+            description: As there, as JSON. Ansible hides each value of a secret dict, also where a path contains it.
+            type: str
+            default: "{}"
+          token: {description: As there., type: str}
+          token_allowed_to_be_made: {description: As there., type: bool, default: false}
+          takeover_allowed: {description: As there., type: bool}
+      device_plugin: {description: Options of M(gpufabric.rdma.device_plugin)., type: dict}
   probe:
     description:
       - Look for the character devices and test tools that a container would use, and ask the sockets of device plugins.
@@ -80,12 +117,23 @@ EXAMPLES = r"""
 - name: Show the interfaces with the default route
   ansible.builtin.debug:
     msg: "{{ node['networks']['netdevs'] | dict2items | selectattr('value.default_route') | map(attribute='key') }}"
+
+- name: Read whether the node would come back from a reboot
+  gpufabric.rdma.node_facts:
+    facts: false
+    reboot: true
+  register: node
+
+- name: Fail if it would not
+  gpufabric.rdma.report:
+    kind: findings
+    findings: "{{ node['reboot']['findings'] }}"
 """
 
 RETURN = r"""
 ansible_facts:
   description: The facts as M(gpufabric.rdma.hca_facts) returns them.
-  returned: success
+  returned: with O(facts)
   type: dict
 hostname:
   description: The node's host name in lower case, or empty.
@@ -126,6 +174,22 @@ runtime:
   description: C(source), the file that configures containerd, or null; C(cdi), true or false where files say so.
   returned: with O(runtime)
   type: dict
+reboot:
+  description: >-
+    C(findings), what the kernel that boots next lacks, each with C(object), C(wanted), C(seen), C(next_step) and C(id);
+    C(not_verified), what could not be looked at; C(cluster), whether a kubelet of a cluster is set up on the node
+    (C(member)), whether it is a server of k3s (C(server)), and other distributions with files on it (C(others));
+    C(left), what the role reboot recorded before a reboot that no run has ended yet (C(left_boot), the boot then, and
+    C(ready), whether the node was Ready), or null; C(boot_id), the present boot, as the kernel names it.
+  returned: with O(reboot)
+  type: dict
+settled:
+  description: >-
+    C(unsettled), what would change, or stands against it, as a list of objects by the name under
+    O(settled.node_files), or C(cni_plugins), C(k3s_node) and C(device_plugin); C(contents), texts of the files that
+    tasks of M(gpufabric.rdma.node_files) ask for, by path.
+  returned: with O(settled)
+  type: dict
 probe:
   description: C(char_devices) by name with their rights, C(memlock) by service, C(plugins) by resource with what its
     sockets answered (null or empty below another root than V(/)), C(tools), and C(loaded), modules that the reading has
@@ -136,22 +200,41 @@ probe:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported, warn
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import unreadable
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as device_plugin
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, rdma_facts
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import boot, firewall
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, existing, rdma_facts
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe, rdma_modules
-from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import hostname, system_uuid
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import hostname, membership, system_uuid
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, node_tools
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.settled import settled
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+
+SETTLED = {
+    "node_files": {"type": "dict", "default": {}},
+    "cni_plugins": {"type": "dict"},
+    "k3s_node": {
+        "type": "dict",
+        "options": {
+            "role": {"type": "str", "choices": ["server", "agent"], "required": True},
+            "options": {"type": "dict", "required": True},
+            "registries": {"type": "str", "default": "{}", "no_log": True},
+            "token": {"type": "str", "no_log": True},
+            "token_allowed_to_be_made": {"type": "bool", "default": False, "no_log": False},
+            "takeover_allowed": {"type": "bool"},
+        },
+    },
+    "device_plugin": {"type": "dict"},
+}
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "root": {"type": "path", "default": "/"},
+            "facts": {"type": "bool", "default": True},
             "software_hcas": {"type": "bool", "default": False},
             "rails": RAILS,
             "k3s": {"type": "dict", "options": {"tests_namespace": {"type": "str"}, "shared_address": {"type": "str"}}},
@@ -161,6 +244,8 @@ def main() -> None:
             },
             "firewall": {"type": "bool", "default": False},
             "runtime": {"type": "bool", "default": False},
+            "reboot": {"type": "bool", "default": False},
+            "settled": {"type": "dict", "options": SETTLED},
             "probe": {
                 "type": "dict",
                 "options": {
@@ -174,15 +259,16 @@ def main() -> None:
     )
     with reported(module):
         loaded = rdma_modules()
-        facts, _forks = rdma_facts(module)
+        existing(module)
+        facts = rdma_facts(module)[0] if module.params["facts"] or module.params["probe"] is not None else None
         try:
             further = asked(module, Tree(module.params["root"]), facts, loaded)
         except OSError as error:
             module.fail_json(msg=unreadable(error))
-        module.exit_json(changed=False, ansible_facts={"rdma": facts}, **further)
+        module.exit_json(changed=False, **({} if facts is None else {"ansible_facts": {"rdma": facts}}), **further)
 
 
-def asked(module: AnsibleModule, tree: Tree, facts: dict, loaded: set) -> dict:
+def asked(module: AnsibleModule, tree: Tree, facts: dict | None, loaded: set) -> dict:
     """What is asked besides the facts. loaded: the RDMA modules that were loaded before these were gathered."""
     params, state = module.params, {"hostname": hostname(tree), "plugin_config": tree.read(CONFIG)}
     state["system_uuid"] = system_uuid(tree)
@@ -195,6 +281,11 @@ def asked(module: AnsibleModule, tree: Tree, facts: dict, loaded: set) -> dict:
     if params["runtime"]:
         source, texts = containerd.read(tree)
         state["runtime"] = {"source": source, "cdi": containerd.cdi(texts)}
+    if params["reboot"]:
+        state["reboot"] = boot.gate(tree, membership(tree))
+        warn(module, state["reboot"]["not_verified"])
+    if params["settled"] is not None:
+        state["settled"] = settled(params["settled"], params["root"], module.run_command)
     if params["probe"] is not None:
         asks, root = params["probe"], params["root"]
         state["probe"] = {

@@ -27,33 +27,38 @@ options:
     description:
       - V(verification) judges nodes, fabric and cluster by named checks, and prints them.
       - V(matrix) judges the tests of the bandwidth matrix, and prints them.
+      - V(nccl_job) makes the nccl-tests job of O(job) from the facts of O(hosts). Evidence level E5, real hardware; no
+        test of this project has run it.
       - V(nccl_log) evaluates the log of an nccl-tests job. It fails where traffic went over TCP (C(NET/Socket)),
         GPUDirect RDMA was absent, a rail stayed idle, a GID index was set, a value was wrong or the bandwidth is too
         low.
       - V(saved) writes C(report.html), C(report.json) and C(report.xml) (JUnit) from files of results.
       - V(facts) prints what nodes have and what is wrong with them, or with O(query) what each answers.
-      - V(capture) writes what M(gpufabric.rdma.hca_capture) returned.
+      - V(networks) compares NetworkAttachmentDefinitions, from a cluster or from files, with interfaces, routes and
+        files of the nodes, and fails with what would make a pod hang. It looks at all plugins of a chain.
+      - V(capture) writes what M(gpufabric.rdma.hca_facts) captured.
       - V(drift) marks where a comparison begins and ends, for the callback plugin P(gpufabric.rdma.drift#callback).
       - V(text) prints O(text) without its control characters, and V(warning) as a warning.
+      - V(findings) fails with O(findings), and passes when there is none.
     type: str
     required: true
-    choices: [verification, matrix, nccl_log, saved, facts, capture, drift, text, warning]
+    choices: [verification, matrix, nccl_job, nccl_log, saved, facts, networks, capture, drift, text, warning, findings]
   hosts:
     description:
       - Hosts to report on. For V(verification) all of the play; one without C(read) fails its check.
-      - For V(nccl_log) those whose HCAs must be in use. Empty accepts any.
+      - For V(nccl_job) those that it runs on, for V(nccl_log) those whose HCAs must be in use. Empty accepts any.
     type: list
     elements: str
     default: []
   variables:
     description:
-      - Names of variables. Of each host C(read), as M(gpufabric.rdma.plan_tests) takes it; for V(facts) C(node), with
+      - Names of variables. Of each host C(read), as M(gpufabric.rdma.plan) takes it; for V(facts) C(node), with
         C(facts) or C(failure) and C(expected_ports). C(started) and C(collected), what M(gpufabric.rdma.fabric_tests)
-        returned. For V(verification) C(cni), what M(gpufabric.rdma.cni_lint) returned, and C(unasked), why the
-        node's ports were not asked.
+        returned. For V(networks) C(read), what M(gpufabric.rdma.node_facts) returned. For V(verification) C(cni), what
+        M(gpufabric.rdma.cni_lint) returned, and C(unasked), why the node's ports were not asked.
       - Of the host that runs the task, for V(verification) C(planned) and C(ports), what M(gpufabric.rdma.plan)
-        returned; what M(gpufabric.rdma.plan_tests) returned, for V(verification) C(paired) and C(pods), for V(matrix)
-        C(planned), C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info) returned; and what
+        returned, and with its O(gpufabric.rdma.plan#module:tests) C(paired) and C(pods), for V(matrix) C(planned),
+        C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info) returned; and what
         M(gpufabric.rdma.test_pods) did, C(ran) and for V(verification) C(stopped), for V(matrix) C(sent) and
         C(removed).
     type: dict
@@ -73,7 +78,28 @@ options:
       - V(note) adds O(text) to the reasons of a host, V(end) closes the records of O(hosts).
     type: str
     choices: [begin, note, end]
-  text: {description: 'What to print, or for O(mark=note) the remark.', type: str, default: ""}
+  text:
+    description: What to print, for O(mark=note) the remark, and for V(findings) the first line of the message.
+    type: str
+    default: ""
+  findings:
+    description: For V(findings), what to fail with.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      object: {description: The object., type: str, required: true}
+      wanted: {description: The wanted state., type: str, required: true}
+      seen: {description: What was found., type: str, required: true}
+      next_step: {description: What to do., type: str, required: true}
+      id: {description: 'Id of a known finding, if it is one.', type: str, default: ""}
+      host: {description: Not used. Findings of M(gpufabric.rdma.plan) have it., type: raw}
+      role: {description: Not used. Findings of M(gpufabric.rdma.plan) have it., type: raw}
+  libraries:
+    description: For V(findings), Python libraries of which each that the controller cannot import is a finding too.
+    type: list
+    elements: str
+    default: []
   run: {description: 'For O(mark=begin), the name of this run, which the verdict file repeats.', type: str, default: ""}
   directory: {description: 'The folder that V(saved) writes into, and V(drift). It need not exist.', type: path}
   junit_file:
@@ -85,15 +111,27 @@ options:
   page: {description: 'Whether V(verification) writes its page, and prints where it is.', type: bool, default: false}
   file:
     description:
-      - Where V(capture) writes to, and where the page of a V(verification) goes. Its folder need not exist.
-      - If not set, the page goes beside the inventory, as C(NAME-report.html) of an inventory C(NAME) or C(NAME.yml);
-        for an inventory that is not a file, it is C(report.html) in the working directory.
+      - Where V(capture), V(nccl_job) and the page of a V(verification) go. The folder need not exist.
+      - If not set, a job is printed, and the page goes beside the inventory, as C(NAME-report.html) of an inventory
+        C(NAME) or C(NAME.yml); for an inventory that is not a file, it is C(report.html) in the working directory.
     type: path
   title: {description: The title of the page., type: str, default: RDMA report}
   json_file:
     description: Where to write the document of a V(matrix) or V(drift), or the answers to O(query).
     type: path
   text_file: {description: Where to write what was printed of a V(matrix)., type: path}
+  job:
+    description: For V(nccl_job), what the job is made of.
+    type: dict
+    suboptions:
+      form: {description: C(job) or C(mpijob)., type: str}
+      image: {description: The image with its digest., type: str}
+      namespace: {description: Namespace of the job., type: str}
+      networks: {description: Network attachments of its pods., type: list, elements: str}
+      gpus_per_node: {description: Null takes what each node has., type: int}
+      address_range: {description: Null is worked out from the rails., type: str}
+      resources: {description: As C(device_plugin_resources)., type: raw}
+      script: {description: What C(job) runs., type: str}
   log: {description: 'For V(nccl_log), a file on the controller, produced with NCCL_DEBUG=INFO.', type: path}
   minimum_gbyte_per_s: {description: 'For V(nccl_log), the minimum bus bandwidth of the largest size.', type: float}
   query:
@@ -101,7 +139,19 @@ options:
       - For V(facts), a JMESPath expression, see U(https://jmespath.org), such as V(hcas[].[name,firmware]). One that
         cannot be evaluated is an error, without O(hosts) too.
     type: str
-  fixture: {description: 'For V(capture), the RV(gpufabric.rdma.hca_capture#module:fixture).', type: dict}
+  objects:
+    description:
+      - For V(networks), NetworkAttachmentDefinitions, and the IPPools and CIDRPools of nv-ipam that they draw from.
+    type: list
+    elements: dict
+    default: []
+  cluster:
+    description:
+      - For V(networks), C(pod_cidrs), C(service_cidrs), C(shared_resources), C(device_resources), C(pods_per_node) and
+        C(forbidden_masters_allowed). What is omitted is not checked.
+    type: dict
+    default: {}
+  fixture: {description: 'For V(capture), the RV(gpufabric.rdma.hca_facts#module:fixture).', type: dict}
 """
 
 EXAMPLES = r"""
@@ -122,6 +172,24 @@ EXAMPLES = r"""
     hosts: "{{ ansible_play_hosts_all }}"
     variables: {node: known}
   run_once: true
+
+- name: Lint the networks in a Git folder against the nodes
+  gpufabric.rdma.report:
+    kind: networks
+    objects: "{{ lookup('ansible.builtin.file', 'networks.yml') | from_yaml_all | list }}"
+    hosts: "{{ ansible_play_hosts }}"
+    variables: {read: node}
+  run_once: true
+
+- name: Ask for consent
+  gpufabric.rdma.report:
+    kind: findings
+    findings:
+      - object: variable k3s_reset_allowed
+        wanted: true or false
+        seen: not set
+        next_step: run again with -e k3s_reset_allowed=true
+  when: k3s_reset_allowed is none
 """
 
 RETURN = r"""
@@ -139,6 +207,11 @@ failing:
   type: dict
 document: {description: The matrix document., returned: O(kind=matrix), type: dict}
 pods_failure: {description: 'Why the pods could not be measured, or empty.', returned: O(kind=matrix), type: str}
+objects:
+  description: The namespace and the job.
+  returned: O(kind=nccl_job) without O(file)
+  type: list
+  elements: dict
 hcas: {description: 'HCAs used by connections, by host.', returned: O(kind=nccl_log), type: dict}
 files:
   description: The files, each with C(path), C(bytes) and C(changed). In check mode none of them is written.
@@ -152,7 +225,7 @@ level:
 headline: {description: The first sentence of the page., returned: O(kind=saved), type: str}
 findings:
   description: What is wrong, each with C(host), C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: where O(kind=saved) fails
+  returned: O(kind=findings) and O(kind=networks), and where O(kind=saved) fails
   type: list
   elements: dict
 """

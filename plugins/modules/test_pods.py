@@ -9,7 +9,7 @@ module: test_pods
 short_description: Run test pods, send traffic between them, and remove them
 version_added: 0.1.0
 description:
-  - Runs the pods that M(gpufabric.rdma.plan_tests) planned, probes each, and sends traffic between them.
+  - Runs the pods that M(gpufabric.rdma.plan) planned, probes each, and sends traffic between them.
   - All objects are in a separate namespace, which is deleted with them, so no change is reported.
   - Runs where O(kubectl) runs, the first server.
 author:

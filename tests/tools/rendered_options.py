@@ -68,7 +68,7 @@ _REGISTERED = {
     "__k3s_handed": "",
     "__k3s_mine": _OF_NODE["k3s"],
     "__matrix_planned": {"grace_seconds": 5, "wait_seconds": 5},
-    "__reboot_gate": {"cluster": {"member": True}, "findings": [], "hostname": "node1"},
+    "__reboot_read": {"reboot": {"cluster": {"member": True}, "findings": []}, "hostname": "node1"},
     "__networks_used_images": dict.fromkeys(GIVEN["__networks_used_images"], "image:1"),
     "__node_ready_node": {
         "contents": {"/proc/sys/kernel/hostname": "node1", "/run/gpufabric-rdma/node-ready.json": None},

@@ -18,6 +18,25 @@ from .._core.files import BESIDE
 from ..hca import Tree
 
 MODE = "0755"
+# The name that the controller gives to what it sends.
+ARCHIVE = "cni-plugins.tar.gz"
+# Options of the module cni_plugins.
+ARGUMENTS = {
+    "bundle": {"type": "path", "required": True},
+    "names": {"type": "list", "elements": "str", "required": True},
+    "machine": {"type": "str", "required": True},
+    "directory": {"type": "path", "default": "/opt/cni/bin"},
+    "binaries": {
+        "type": "list",
+        "elements": "dict",
+        "options": {
+            "name": {"type": "str", "required": True},
+            "sha256": {"type": "str", "required": True},
+        },
+    },
+    "staged": {"type": "path"},
+    "root": {"type": "path", "default": "/"},
+}
 RECORD = "/var/lib/gpufabric-rdma/cni-plugins.json"
 
 

@@ -56,7 +56,7 @@ _SHOWN = ("ActiveState", "SubState", "MainPID", "NeedDaemonReload", "ExecMainSta
 
 # Options of the module device_plugin.
 ARGUMENTS = {
-    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "state": {"type": "str", "choices": ["present", "absent", "sole"], "default": "present"},
     "config": {"type": "str"},
     "unit": {"type": "str"},
     "wheel_dir": {"type": "str", "default": ""},
@@ -70,6 +70,9 @@ ARGUMENTS = {
         },
     },
     "migrate_allowed": {"type": "bool"},
+    "replaced": {"type": "str", "default": ""},
+    "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+    "timeout_seconds": {"type": "int", "default": 120},
     "code_sha256": {"type": "str"},
     "wheels": {"type": "list", "elements": "dict", "default": []},
     "staged": {"type": "str"},

@@ -1,4 +1,4 @@
-"""The device plugin as objects of a cluster, and which DaemonSets of a cluster are a device plugin of this kind.
+"""The device plugin as objects of a cluster.
 
 PRIVATE to the collection. Pure.
 """
@@ -6,9 +6,7 @@ PRIVATE to the collection. Pure.
 from __future__ import annotations
 
 import copy
-from typing import Callable
 
-from .._core.change import Plan
 from .config import PLUGIN
 
 OWNER = "rdma-device-plugin"
@@ -76,64 +74,3 @@ def _over_dra(pod: dict, container: dict) -> None:
     pod["volumes"].append(
         {"name": _FILES["name"], "hostPath": {"path": _FILES["path"], "type": "DirectoryOrCreate"}},
     )
-
-
-def plugins(daemon_sets: list[dict], ours: Callable[[dict], bool]) -> list[dict]:
-    """The device plugins among the DaemonSets of a cluster.
-
-    Each with namespace, name, image, ours (what `ours` says), owner (the object that would bring it back, or "").
-    """
-    found = []
-    for item in daemon_sets:
-        for container in item["spec"]["template"]["spec"]["containers"]:
-            words = [*container.get("command", []), *container.get("args", [])]
-            # The Go plugin's image has the path as its entry point; its manifests need not name it.
-            if not any("k8s-rdma-shared-d" in word for word in [*words, container.get("image", "")]):
-                continue
-            meta = item["metadata"]
-            owners = [f"{owner['kind']} {owner['name']}" for owner in meta.get("ownerReferences", [])]
-            found.append(
-                {
-                    "namespace": meta["namespace"],
-                    "name": meta["name"],
-                    "image": container.get("image", ""),
-                    "ours": ours(item),
-                    "owner": ", ".join(owners),
-                }
-            )
-            break
-    return found
-
-
-def migration(found: list[dict], replaced: str, allowed: bool | None) -> Plan:
-    """Which DaemonSets to delete before the device plugin takes over.
-
-    found: see plugins. replaced: namespace/name of the DaemonSet that will be applied and so replaces one with this
-    name; empty when none is wanted.
-    """
-    made = Plan()
-    for item in found:
-        if replaced == f"{item['namespace']}/{item['name']}" and not item["owner"]:
-            continue
-        name = f"{item['namespace']}/{item['name']}"
-        obj = f"DaemonSet {name}"
-        if item["owner"]:
-            made.finding(
-                obj,
-                "no other RDMA device plugin",
-                f"image {item['image']}, managed by {item['owner']}",
-                f"remove the plugin from {item['owner']}, which would recreate the DaemonSet, and run again",
-            )
-        elif item["ours"] or allowed:
-            made.change(obj, "delete", f"image {item['image']}", "")
-        elif allowed is None:
-            made.finding(
-                obj,
-                "no other RDMA device plugin",
-                f"image {item['image']}",
-                "set device_plugin_migrate_allowed: true to delete it first (running pods keep their devices, new ones "
-                "wait a few seconds), or false to leave it",
-            )
-        else:
-            made.not_applied.append(f"{obj} (image {item['image']}) stays: device_plugin_migrate_allowed is false")
-    return made

@@ -6,10 +6,12 @@ PRIVATE to the collection. Reads what GRUB reads: grub.cfg with its menus, grube
 
 from __future__ import annotations
 
+import json
 import re
 from typing import NamedTuple, Optional
 
-from .._core.change import Finding
+from .._core.change import Finding, as_dict
+from ..hca.paths import RECORDS
 from ..hca.tree import Tree
 
 _GRUB = ("/boot/grub", "/boot/grub2")
@@ -29,6 +31,31 @@ class Entry(NamedTuple):
     images: tuple[str, ...] = ()
     version: Optional[str] = None
     entries: Optional[list] = None
+
+
+def gate(tree: Tree, cluster: dict) -> dict:
+    """What is to be known before a reboot, as node_facts returns it. cluster: what the node is in one."""
+    findings, unknown = judge(tree)
+    return {
+        "findings": [as_dict(finding) for finding in findings],
+        "not_verified": unknown,
+        "cluster": cluster,
+        "left": _record(tree),
+        "boot_id": tree.read("/proc/sys/kernel/random/boot_id") or "",
+    }
+
+
+def _record(tree: Tree) -> Optional[dict]:
+    """What was written before a reboot; of a file that was cut short it is known only that there was one."""
+    text = tree.read(RECORDS["reboot"])
+    if text is None:
+        return None
+    try:
+        record = json.loads(text)
+    except ValueError:
+        record = None
+    record = record if isinstance(record, dict) else {}
+    return {"left_boot": str(record.get("left_boot") or ""), "ready": record.get("ready") is True}
 
 
 def judge(tree: Tree) -> tuple[list[Finding], list[str]]:

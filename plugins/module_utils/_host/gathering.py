@@ -27,14 +27,20 @@ RAILS = {
 }
 
 
+def existing(module: Any) -> None:
+    """fail_json where the module's root is no directory."""
+    root = module.params["root"]
+    if not os.path.isdir(root):
+        module.fail_json(
+            msg=f"root {root}: wanted the root directory of a node, seen none; use / for this machine, or the "
+            "directory with the tree of a captured node"
+        )
+
+
 def rdma_facts(module: Any, subsets: Optional[list[str]] = None) -> tuple[dict, int]:
     """The facts of the node below the module's root, and how many processes that took. No such root: fail_json."""
+    existing(module)
     params = module.params
-    if not os.path.isdir(params["root"]):
-        module.fail_json(
-            msg=f"root {params['root']}: wanted the root directory of a node, seen none; use / for this machine, or "
-            "the directory with the tree of a captured node"
-        )
     tree = Tree(params["root"])
     seams = Seams.of(tree)
     facts = gather(tree, seams, subsets or ["all"], params["software_hcas"], params["rails"])

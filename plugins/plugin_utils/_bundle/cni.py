@@ -11,7 +11,8 @@ import json
 import os
 import tarfile
 
-from ...module_utils._core.change import Finding
+from ...module_utils._cni.plugins import ARCHIVE
+from ...module_utils._core.change import Finding, Refused
 from ...module_utils.hca import elf
 from . import folder as bundle_folder
 
@@ -146,6 +147,15 @@ def _unfit(archive: str, plugin: str, content, machine: str, programs: dict):
     if len(content) < facts["size"]:
         return Finding(f"plugin {plugin}", f"{facts['size']} bytes or more", f"{len(content)}: truncated", _REFILL)
     return None
+
+
+def supply(given: dict) -> bundle_folder.Supply:
+    """What the module cni_plugins gets. given: its options. Refused where the bundle lacks a plugin."""
+    bundle = bundle_folder.described(given["bundle"])
+    programs, findings = choose(bundle, given["bundle"], given["names"], given["machine"])
+    if findings:
+        raise Refused(findings)
+    return bundle_folder.Supply({"binaries": wanted(programs)}, programs, lambda some: {ARCHIVE: packed(some)})
 
 
 def packed(programs: dict[str, bytes]) -> bytes:

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import pathlib
+import subprocess
+import sys
+import tempfile
 import zipfile
 
+from ...module_utils._core import files
+from ...module_utils._core.change import Refused
+from ...module_utils._device_plugin.config import PLUGIN
 from . import folder
 
 MAIN = """\
@@ -20,6 +27,7 @@ from rdma_device_plugin.__main__ import main
 
 sys.exit(main())
 """
+CODE = "plugin.pyz"
 COLLECTION = pathlib.Path(__file__).resolve().parents[3]
 _DATE = (1980, 1, 1, 0, 0, 0)
 _KINDS = (".py", ".json")
@@ -30,6 +38,50 @@ def locked() -> dict:
     names = ("name", "version", "files")
     wheels = [{key: row[key] for key in names} for row in folder.lock()["wheels"] if row["used_by"] == "device_plugin"]
     return {"code_sha256": hashlib.sha256(archive(COLLECTION)).hexdigest(), "wheels": wheels}
+
+
+def supply(given: dict) -> folder.Supply:
+    """What the module device_plugin gets. given: its options. Refused where the plugin rejects the config."""
+    if given["state"] != "present":
+        return folder.Supply({}, {}, dict)
+    code, options, wheel_dir = archive(COLLECTION), locked(), given["wheel_dir"]
+    check_config(code, given["config"] or "", given["api"])
+    wheels = [row["file"] for wheel in options["wheels"] for row in wheel["files"]] if wheel_dir else []
+    return folder.Supply(options, {CODE: code, **{name: pathlib.Path(wheel_dir, name) for name in wheels}}, _there)
+
+
+def check_config(code: bytes, text: str, api: str) -> None:
+    """Refused where the plugin that is about to be installed rejects a config."""
+    with tempfile.TemporaryDirectory(prefix="rdma-device-plugin-") as scratch:
+        program, path = os.path.join(scratch, CODE), os.path.join(scratch, "config.json")
+        files.write(program, code)
+        files.write(path, text)
+        mode = [] if api == PLUGIN else ["-mode", api]
+        command = [sys.executable, "-I", "-B", program, "check-config", "-strict", *mode, path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.defpath})
+    if done.returncode:
+        said = [line.replace(f"{path}: ", "") for line in done.stderr.splitlines() if "warning:" not in line]
+        raise Refused.because(
+            "variable device_plugin_resources",
+            "a config that the plugin accepts (check-config -strict)",
+            " | ".join(said),
+            "correct it where it is set (inventory, group_vars or -e); docs/device-plugin.md lists the keys",
+        )
+
+
+def _there(contents: dict) -> dict:
+    """The same files; Refused where one of them is not there."""
+    missing = [path for path in contents.values() if isinstance(path, pathlib.Path) and not path.is_file()]
+    if missing:
+        where, program = missing[0].parent, COLLECTION / "device_plugin/fetch_wheels.py"
+        step = f"python3 {program} {where} --python X.Y with the node's Python and --architecture with its processor"
+        raise Refused.because(
+            "variable device_plugin_wheel_dir",
+            f"{', '.join(path.name for path in missing)} in {where}",
+            "no such file",
+            f"{step}, both named in the files",
+        )
+    return contents
 
 
 def archive(collection: pathlib.Path) -> bytes:

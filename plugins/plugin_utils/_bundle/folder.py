@@ -12,7 +12,8 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import yaml
 from ansible.module_utils.common.yaml import yaml_load
@@ -44,7 +45,7 @@ def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
     """What is wrong with the description itself, regardless of what a node needs."""
     found = []
     if not isinstance(bundle, dict) or bundle.get("schema") != SCHEMA:
-        seen = bundle.get("schema") if isinstance(bundle, dict) else type(bundle).__name__
+        seen = bundle.get("schema") if isinstance(bundle, dict) else "none that can be read"
         return [Finding(f"{where}/{DESCRIPTION}", f"schema {SCHEMA}", f"{seen}", _FILL)]
     if bundle.get("origin") not in ORIGINS:
         found.append(
@@ -68,6 +69,17 @@ def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
         if os.path.isabs(row["path"]) or ".." in row["path"].split("/"):
             found.append(Finding(name, f"a path inside {where}", row["path"], _FILL))
     return found
+
+
+class Supply(NamedTuple):
+    """What a module gets from the controller: options, and the files that it may then ask for by name.
+
+    packed: how those that it asks for travel, as {name: bytes or path}.
+    """
+
+    options: dict
+    files: dict[str, bytes | pathlib.Path]
+    packed: Callable[[dict], dict]
 
 
 def described(folder: str | None) -> dict | None:

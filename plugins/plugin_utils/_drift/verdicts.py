@@ -150,7 +150,7 @@ class Record:
             return
         if task.action == PLAN:
             self._planned(task, result)
-        if task.action.endswith("driver_gate"):
+        if task.action.endswith("driver_reload"):
             self._gate(place, task, result)
         # The gate also lists what rules out an option that it does not choose.
         findings = (result.get("findings") or []) if result.get("verdict") in (None, "refuse") else []

@@ -52,7 +52,7 @@ def of_run(hosts: list[str], known: list[dict], shared: dict, check_mode: bool, 
     """The matrix document of a run.
 
     known: of each host node (host, variables, read), started and collected (what fabric_tests returned). shared:
-    planned and pod_rounds, what plan_tests returned for hosts and for pods, and sent, what test_pods did. Any may be
+    planned and pod_rounds, what plan returned for hosts and for pods, and sent, what test_pods did. Any may be
     missing.
     """
     nodes = [of_host["node"] for of_host in known]
@@ -227,7 +227,7 @@ def _alone(end: dict, path: str) -> dict:
 
 
 def told(document: dict, planned: list[dict]) -> str:
-    """The table, below addresses that two nodes hold. planned: what plan_tests returned."""
+    """The table, below addresses that two nodes hold. planned: what plan returned."""
     clashes = [clash for plan in planned for clash in plan.get("plan", {}).get("clashes", [])]
     parts = []
     for clash in reversed(clashes):

@@ -28,7 +28,7 @@ def plan(nodes: list[dict], partial: bool = False) -> dict:
 
     nodes: host, address (how the inventory reaches it), firewall (what firewall_info returned, or None), facts (of
     hca_facts, or None), member (of the cluster), server (of it), variables (typed, with their full names),
-    listening and told (what port_probe returned, once it was asked). partial: some nodes are not among them.
+    listening and told (what fabric_tests returned, once it was asked). partial: some nodes are not among them.
     """
     known = [_known(node) for node in nodes if node.get("firewall")]
     members = [node for node in known if node["member"] and node["own"]]

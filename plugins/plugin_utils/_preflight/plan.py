@@ -35,9 +35,10 @@ class Run(NamedTuple):
     hosts: of the play. nodes: all of the inventory's, whichever this run has. servers: {host: (ansible_host,
     k3s_node_ip)}, also of those outside of this run. outside: those, as they were read. registered: {name of a Node of
     the cluster: system UUID of its machine}. bundle: of the first node. lock: of the collection. daemonset: the
-    manifest of the device plugin, which `kubectl apply -k` uses too. answers: {host: (what port_probe listened on, what
-    it was told)}. offered: what cluster_info read of DRA. partial: nodes that could not be read, or whose variables are
-    invalid, are left out instead of stopping the run. lacking: {tool: collection that the controller does not have}.
+    manifest of the device plugin, which `kubectl apply -k` uses too. answers: {host: (what fabric_tests listened
+    on, what it was told)}. offered: what cluster_info read of DRA. partial: nodes that could not be read, or whose
+    variables are invalid, are left out instead of stopping the run. lacking: {tool: collection that the controller
+    does not have}.
     """
 
     roles: Sequence[str]

@@ -55,7 +55,7 @@ def written() -> list[tuple[Task, dict, dict]]:
 
 
 def options(known: Mapping, renderer: Callable) -> dict:
-    """Options of node_settled, without those of cni_plugins.
+    """The option `settled` of node_facts, without cni_plugins.
 
     known: variables of the host and defaults of roles. renderer(variables): has template() and evaluate_conditional(),
     with these variables.
@@ -95,7 +95,8 @@ def _flat(tasks: list) -> Iterator[dict]:
 def reasons(answer: dict, decided: dict, typed: dict, boot_id: str | None) -> dict[str, list[str]]:
     """{role or module: objects that are not as wanted}; empty for a node that is settled.
 
-    answer: of node_settled, which a node gave: data. decided: the plan for this host. boot_id: None below another root.
+    answer: `settled` of node_facts, which a node gave: data. decided: the plan for this host. boot_id: None below
+    another root.
     """
     left = {name: list(objects) for name, objects in answer["unsettled"].items()}
     planned = decided["k3s"]

@@ -117,7 +117,7 @@ _Dumper.add_multi_representer(int, lambda dumper, value: dumper.represent_int(in
 
 
 def capture_text(fixture: dict) -> str:
-    """YAML of what hca_capture returned.
+    """YAML of a capture of hca_facts.
 
     Texts of several lines are blocks and all else is on one line, so that two captures can be compared.
     """

@@ -38,8 +38,8 @@ def gather(hosts: list[str], known: list[dict], shared: dict) -> Seen:
 
     known: of each host those that it has of node, started, collected (what fabric_tests returned) and cni (what
     cni_lint did). shared: of the host that asked for all, its node, paired (the plan of the tests between nodes) and,
-    with a cluster, offered, pods (their plan), ran and stopped (as cluster_info, plan_tests and test_pods returned
-    them). Any may be missing.
+    with a cluster, offered, pods (their plan), ran and stopped (as cluster_info, plan and test_pods returned them).
+    Any may be missing.
     """
     # Those that have left the play since, too: what they showed is known.
     known = [of_host for of_host in known if "node" in of_host]

@@ -26,7 +26,7 @@ SECRET = "dGhlIHRva2VuIHRoYXQgbm9ib2R5IG1heSBzZWU="  # base64 of the next
 CLEAR = "the token that nobody may see"
 TOKEN = "4f7c-planted-cluster-token"
 PASSWORD = "c0ffee-planted-registry-password"
-LOCAL = {"gpufabric.rdma.refuse", "ansible.builtin.set_fact", "set_fact"}
+LOCAL = {"gpufabric.rdma.report", "ansible.builtin.set_fact", "set_fact"}
 CONFLIST = "etc/cni/gpufabric-rdma.d/10-flannel.conflist"
 SYSCTLS = "etc/sysctl.d/zz-gpufabric-rdma-pod-network.conf"
 TMPFILES = "etc/tmpfiles.d/gpufabric-rdma-multus.conf"

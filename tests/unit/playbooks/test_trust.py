@@ -22,9 +22,10 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.playbook.play_context import PlayContext
 from ansible.template import Templar
-from ansible_collections.gpufabric.rdma.plugins.action import device_plugin
+from ansible_collections.gpufabric.rdma.plugins.action import node_facts as node_action
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import change, text
 from ansible_collections.gpufabric.rdma.plugins.modules import node_facts
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import tables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
@@ -32,6 +33,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import docu
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, report_documents, running, tree
 from ansible_collections.gpufabric.rdma.tests.unit.playbooks.test_cluster import Cluster
 
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 # {kind: what a string becomes}; @ is the folder of the run.
 KINDS = {
     "up": "../../../../../../@/home/notes",
@@ -96,7 +98,8 @@ def act(name: str, args: dict, known: dict, answer: dict | None = None, host: st
     variables = {**known.get(host, {}), "hostvars": known, "groups": groups, "inventory_hostname": host}
     task = types.SimpleNamespace(args=args, action=f"gpufabric.rdma.{name}", check_mode=False, async_val=0)
     loader, connection = DataLoader(), types.SimpleNamespace(_shell=types.SimpleNamespace(tmpdir="/nonexistent"))
-    module = importlib.import_module(f"ansible_collections.gpufabric.rdma.plugins.action.{name}")
+    action = name if (ROOT / f"plugins/action/{name}.py").exists() else "node_facts"
+    module = importlib.import_module(f"ansible_collections.gpufabric.rdma.plugins.action.{action}")
     plugin = module.ActionModule(task, connection, PlayContext(), loader, Templar(loader, variables=variables), None)
     plugin._execute_module = lambda *_args, **_more: answer
     return plugin.run(task_vars=variables)
@@ -181,15 +184,15 @@ def test_no_key_of_a_node_s_result_is_a_variable():
     kept = act("node_facts", {}, {}, {**MARKS, "ansible_facts": facts})
     assert kept["ansible_facts"] == {"rdma": {"x": 1}}
     assert "ansible_facts" not in act("node_facts", {}, {}, MARKS)
-    refused = act("refuse", {"findings": []}, {"node1": {"ansible_facts": facts}})
+    refused = act("report", {"kind": "text"}, {"node1": {"ansible_facts": facts}})
     names = {item["object"].removeprefix("variable ") for item in refused["findings"]}
     assert (names, {item["id"] for item in refused["findings"]}) == ({*MARKS["ansible_facts"]}, {"node:variable"})
 
 
 @pytest.mark.parametrize("name", ["../../home/.ssh/x.pyz", "/home/x.whl", "x.whl", "plugin.pyz/../x.pyz"])
 def test_no_file_is_sent_that_the_lock_does_not_name(monkeypatch, name):
-    monkeypatch.setattr(device_plugin, "check_config", lambda *_given: "")
-    monkeypatch.setattr(device_plugin.ActionModule, "_send", lambda *_given: pytest.fail("sent"))
+    monkeypatch.setattr(device_plugin, "check_config", lambda *_given: None)
+    monkeypatch.setattr(node_action.ActionModule, "_sent", lambda *_given: pytest.fail("sent"))
     answer = act("device_plugin", {"wheel_dir": "/"}, {}, {"needs": [name]})
     assert (answer["failed"], name in answer["msg"]) == (True, True)
 
@@ -231,7 +234,6 @@ def test_no_string_of_a_foreign_policy_is_evaluated(tmp_path, watch, guide):
 
 # --- nor does it reach a terminal, a log or a page as something that they obey ----------------------------------------
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 # C0, DEL and C1 (an 8-bit terminal reads 0x9b as ESC [); bidi, invisible ones, separators of lines; the sequences.
 CONTROLS = [chr(code) for code in (*range(9), *range(11, 32), *range(127, 160))]
 BIDI = [*map(chr, (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))]
@@ -302,7 +304,7 @@ FINDING = {"object": "{{ hostile }}", "wanted": "x", "seen": "{{ hostile }}", "n
 TASKS = [
     {"gpufabric.rdma.report": {"kind": "text", "text": "shown {{ hostile }}"}},
     {"gpufabric.rdma.report": {"kind": "warning", "text": "warned {{ hostile }}"}},
-    {"gpufabric.rdma.refuse": {"findings": [FINDING]}, "ignore_errors": True},
+    {"gpufabric.rdma.report": {"kind": "findings", "findings": [FINDING]}, "ignore_errors": True},
 ]
 
 

@@ -17,8 +17,8 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import dra, objects, wheels
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import migration
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.ownership import OWNER_LABEL
-from ansible_collections.gpufabric.rdma.plugins.modules import device_plugin_migration
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -129,7 +129,7 @@ def test_daemonsets_that_run_the_plugin_are_known_by_image_or_command(container,
     """Ours is the one that the role has applied, and not a copy with its labels, which is asked about."""
     spec = {"template": {"spec": {"containers": [container]}}}
     item = {"metadata": {"namespace": "kube-system", "name": "one", "labels": {}, **meta}, "spec": spec}
-    assert [(one["ours"], one["owner"]) for one in device_plugin_migration.found([item])] == wanted
+    assert [(one["ours"], one["owner"]) for one in migration.plugins([item])] == wanted
 
 
 # --- the role ---------------------------------------------------------------------------------------------------------

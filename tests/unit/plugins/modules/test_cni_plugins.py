@@ -13,7 +13,8 @@ import tarfile
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
-from ansible_collections.gpufabric.rdma.plugins.modules import cni_plugins, service_account_tokens
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import tokens
+from ansible_collections.gpufabric.rdma.plugins.modules import cni_plugins
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils._cni.test_cni_lint import program
@@ -138,12 +139,12 @@ def test_flannels_plugin_comes_out_of_its_image_where_no_file_is_there(bundle, c
 class Node:
     def __init__(self, folder: pathlib.Path, programs: dict):
         self.root, self.directory = folder / "node", folder / "node/opt/cni/bin"
-        self.archive = folder / "programs.tar.gz"
+        self.archive = folder / plugins.ARCHIVE
         self.archive.write_bytes(cni.packed(programs))
         self.binaries = cni.wanted(programs)
 
     def call(self, archive=True, check=False, binaries=None):
-        given = {"archive": str(self.archive)} if archive else {}
+        given = {"bundle": "/b", "names": [], "machine": "", "staged": str(self.archive.parent) if archive else None}
         binaries = self.binaries if binaries is None else binaries
         return running.module(cni_plugins, check, root=str(self.root), binaries=binaries, **given)
 
@@ -158,12 +159,12 @@ def node(tmp_path, bundle):
 
 def test_only_what_is_lacking_is_asked_for_and_nothing_changes_before_it_is_there(node):
     first, checked = node.call(archive=False), node.call(check=True)
-    assert (first["needed"], checked["changed"], node.files()) == (NAMES, True, {})
+    assert (first["needs"], checked["changed"], node.files()) == (NAMES, True, {})
     assert first["changes"] == checked["changes"] == node.call()["changes"]
     assert sorted(node.files()) == NAMES
     assert {path.stat().st_mode & 0o777 for path in node.directory.iterdir()} == {0o755}
     again = node.call(archive=False)
-    assert (again["changed"], again["needed"], again["changes"]) == (False, [], [])
+    assert (again["changed"], again["needs"], again["changes"]) == (False, [], [])
 
 
 def test_drift_is_healed_and_foreign_plugins_stay(node):
@@ -172,7 +173,7 @@ def test_drift_is_healed_and_foreign_plugins_stay(node):
     (node.directory / "bridge").write_bytes(b"swapped")
     (node.directory / "loopback").chmod(0o644)
     (node.directory / ".gpufabric-x").write_bytes(b"half")
-    assert node.call(archive=False)["needed"] == ["bridge"]
+    assert node.call(archive=False)["needs"] == ["bridge"]
     done = {change["object"].rpartition("/")[2]: change["action"] for change in node.call()["changes"]}
     assert done == {"bridge": "place", "loopback": "mode", ".gpufabric-x": "remove"}
     assert sorted(node.files()) == sorted([*NAMES, "ipoib"])
@@ -232,26 +233,26 @@ def test_tokens_are_created_once_and_waited_for(cluster):
         cluster.state(tokens={"a": "of a", "b": "of b"})
         cluster.client().run("get", "secrets")  # lets the token controller act
 
-    found, changed = service_account_tokens.make("ns", ["b", "a"], cluster.client(), 9, lambda: 0, sleep)
+    found, changed = tokens.make("ns", ["b", "a"], cluster.client(), 9, lambda: 0, sleep)
     assert (found, changed) == ({"a": "of a", "b": "of b"}, True)
     assert [call[0] for call in cluster.calls() if "secrets" not in call] == ["get", "apply", "get", "get"]
     assert set(cluster.objects) == {"Namespace//ns", "Secret/ns/a-token", "Secret/ns/b-token"}
-    assert service_account_tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
+    assert tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
 
 
 def test_an_answer_without_tokens_that_was_cut_off_does_not_mean_there_were_none(cluster):
     cluster.state(tokens={"a": "of a"})
-    service_account_tokens.make("ns", ["a"], cluster.client(), 9)
+    tokens.make("ns", ["a"], cluster.client(), 9)
     cluster.state(cut={"get": 1})
-    assert service_account_tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
+    assert tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
     cluster.state(cut={"get": 99})
     with pytest.raises(Refused, match="the answer broke off"):
-        service_account_tokens.make("ns", ["a"], cluster.client(), 9)
+        tokens.make("ns", ["a"], cluster.client(), 9)
 
 
 def test_tokens_that_never_come_are_reported(cluster):
     times = iter([0, 1, 99])
     with pytest.raises(Refused, match="no token for a after 9 s"):
-        service_account_tokens.make("ns", ["a"], cluster.client(), 9, lambda: next(times), lambda seconds: None)
+        tokens.make("ns", ["a"], cluster.client(), 9, lambda: next(times), lambda seconds: None)
     with pytest.raises(Refused, match='namespaces "nowhere" not found'):
-        service_account_tokens.make("nowhere", ["a"], cluster.client(), 9)
+        tokens.make("nowhere", ["a"], cluster.client(), 9)

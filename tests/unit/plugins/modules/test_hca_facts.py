@@ -1,4 +1,4 @@
-"""The modules that read a node and test its fabric: hca_facts, node_facts, hca_capture, fabric_tests."""
+"""The modules that read a node and test its fabric: hca_facts, node_facts, fabric_tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.modules import fabric_tests, hca_capture, hca_facts, node_facts
+from ansible_collections.gpufabric.rdma.plugins.modules import fabric_tests, hca_facts, node_facts
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.modules.test_network_modules import call
 
@@ -65,7 +65,7 @@ def test_bad_options_are_refused(run, root, options):
 
 def test_a_capture_is_a_fixture_and_changes_nothing(tmp_path):
     root = tree.lay_out(tree.load("efa"), tmp_path)
-    found = running.module(hca_capture, check=True, name="shown", about="one line", root=str(root))
+    found = running.module(hca_facts, check=True, capture={"name": "shown", "about": "one line"}, root=str(root))
     made = found["fixture"]
     assert (found["changed"], made["name"], made["about"]) == (False, "shown", "one line")
     assert made["provenance"]["kind"] == "captured"

@@ -16,7 +16,7 @@ SCHEMA = {"$ref": "#/$defs/drift", "$defs": DEFINED}
 AT = "2026-11-22T07:10:00Z"
 NETNS = verdicts.Task("Set the mode", "gpufabric.rdma.rdma_netns", "rdma_netns")
 OBJECTS = verdicts.Task("Apply objects", "gpufabric.rdma.cluster_objects", "multus", "a")
-GATE = verdicts.Task("Ask", "gpufabric.rdma.driver_gate", "driver")
+GATE = verdicts.Task("Ask", "gpufabric.rdma.driver_reload", "driver")
 PROBLEM = {"object": "HCA", "wanted": "8", "seen": "7", "next_step": "look for the card", "id": ""}
 SENTENCE = "HCA: wanted 8, seen 7. Next step: look for the card"
 

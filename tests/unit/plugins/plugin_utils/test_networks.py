@@ -8,6 +8,8 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config as device_plugin_config
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks
+from ansible_collections.gpufabric.rdma.tests.tools import pitfall_world
+from ansible_collections.gpufabric.rdma.tests.unit.playbooks.test_trust import act
 
 CLUSTER = {
     "pod_cidrs": ["10.42.0.0/16"],
@@ -31,6 +33,17 @@ def node(number=0, netdevs=("eth2", "eth3"), kind="ether"):
         },
         "routes": [{"destination": f"198.18.{n}.0/24", "netdev": name} for n, name in rails],
     }
+
+
+@pytest.mark.parametrize(("changes", "wrong"), [
+    ({}, False),
+    ({"ipam": {"type": "host-local", "subnet": "10.56.0.0/24"}}, True),
+])  # fmt: skip
+def test_networks_of_a_git_folder_are_linted_against_the_nodes(changes, wrong):
+    known = {name: {"node": {"networks": node(number)}} for number, name in enumerate(("node1", "node2"))}
+    objects = {"objects": [pitfall_world.network(**{"master": "eth2", **changes})], "hosts": [*known]}
+    said = act("report", {"kind": "networks", "variables": {"read": "node"}, **objects}, known)
+    assert (said.get("failed", False), bool(said["findings"])) == (wrong, wrong), said
 
 
 @pytest.fixture

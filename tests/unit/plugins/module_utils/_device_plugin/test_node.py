@@ -17,11 +17,11 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin impo
     config,
     dra,
     node,
-    objects,
     wheels,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG, ENABLED, SERVICE, UNIT
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import migration
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin as code
 
 ROOT = pathlib.Path(__file__).resolve().parents[5]
@@ -184,7 +184,7 @@ THERE = "kube-system/rdma-shared-dp-ds"
     ],
 )
 def test_daemonsets_go_on_consent_and_those_of_an_operator_never(found, replaced, allowed, outcome):
-    made = objects.migration(found, replaced, allowed)
+    made = migration.plan(found, {"replaced": replaced, "migrate_allowed": allowed})
     assert (len(made.changes), len(made.findings), len(made.not_applied)) == outcome
 
 

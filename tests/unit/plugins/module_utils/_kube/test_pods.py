@@ -404,7 +404,7 @@ NOT_DEFAULT = status().replace('"default": true', '"default": false')
         (waiting("Unschedulable: 0/2 nodes: 2 Insufficient rdma/rail0."), "running", "failed", "allocatable"),
         (waiting(TAINT), "running", "failed", "startup taint"),
         (waiting(NO_PLUGIN), "running", "failed", "cni_plugins"),
-        (waiting(NO_NETDEV), "running", "failed", "nad_lint"),
+        (waiting(NO_NETDEV), "running", "failed", "resourceName"),
         (waiting("FailedCreatePodSandBox: dial unix /run/multus/multus.sock: connect"), "running", "failed", "Multus"),
         (waiting(NO_ADDRESS), "running", "failed", "per_node_block_size"),
         (waiting("something new"), "running", "failed", "describe pod"),

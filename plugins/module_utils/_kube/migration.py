@@ -1,0 +1,88 @@
+"""DaemonSets of other RDMA device plugins, which go before the collection's takes over. PRIVATE to the collection."""
+
+from __future__ import annotations
+
+from .._core.change import Change, Plan
+from .._device_plugin.objects import OWNER
+from . import ownership
+from .kubectl import Kubectl
+
+_STEP = "check that the API server responds there, or set another host in device_plugin_server, and run again"
+
+
+class DaemonSets:
+    """Those of a cluster that are a device plugin."""
+
+    def __init__(self, kubectl: list[str], timeout: int):
+        self._kubectl, self._timeout = Kubectl(kubectl, next_step=_STEP), timeout
+
+    def read(self) -> list[dict]:
+        return plugins(self._kubectl.items("daemonsets", "--all-namespaces", ownership.SHOW))
+
+    def apply(self, changes: list[Change]):
+        for change in changes:
+            namespace, _slash, name = change.object.split()[1].partition("/")
+            # The call returns once the pods are gone: stop theirs before ours starts.
+            words = ("delete", "daemonset", name, f"--namespace={namespace}", "--cascade=foreground", "--wait")
+            limits = ("--ignore-not-found", f"--timeout={self._timeout}s")
+            wanted = f"{change.object} deleted within {self._timeout} s"
+            self._kubectl.output(wanted, *words, *limits, limit=self._timeout + 60)
+            yield change
+
+
+def plugins(daemon_sets: list[dict]) -> list[dict]:
+    """The device plugins among the DaemonSets of a cluster.
+
+    Each with namespace, name, image, ours (whether the collection applied it), owner (the object that would bring it
+    back, or "").
+    """
+    found = []
+    for item in daemon_sets:
+        for container in item["spec"]["template"]["spec"]["containers"]:
+            words = [*container.get("command", []), *container.get("args", [])]
+            # The Go plugin's image has the path as its entry point; its manifests need not name it.
+            if not any("k8s-rdma-shared-d" in word for word in [*words, container.get("image", "")]):
+                continue
+            meta = item["metadata"]
+            owners = [f"{owner['kind']} {owner['name']}" for owner in meta.get("ownerReferences", [])]
+            found.append(
+                {
+                    "namespace": meta["namespace"],
+                    "name": meta["name"],
+                    "image": container.get("image", ""),
+                    "ours": ownership.ours(item, OWNER),
+                    "owner": ", ".join(owners),
+                }
+            )
+            break
+    return found
+
+
+def plan(seen: list[dict], options: dict) -> Plan:
+    """Which DaemonSets to delete before the device plugin takes over. seen: see plugins. options: of device_plugin."""
+    made, replaced, allowed = Plan(), options["replaced"], options["migrate_allowed"]
+    for item in seen:
+        if replaced == f"{item['namespace']}/{item['name']}" and not item["owner"]:
+            continue
+        name = f"{item['namespace']}/{item['name']}"
+        obj = f"DaemonSet {name}"
+        if item["owner"]:
+            made.finding(
+                obj,
+                "no other RDMA device plugin",
+                f"image {item['image']}, managed by {item['owner']}",
+                f"remove the plugin from {item['owner']}, which would recreate the DaemonSet, and run again",
+            )
+        elif item["ours"] or allowed:
+            made.change(obj, "delete", f"image {item['image']}", "")
+        elif allowed is None:
+            made.finding(
+                obj,
+                "no other RDMA device plugin",
+                f"image {item['image']}",
+                "set device_plugin_migrate_allowed: true to delete it first (running pods keep their devices, new ones "
+                "wait a few seconds), or false to leave it",
+            )
+        else:
+            made.not_applied.append(f"{obj} (image {item['image']}) stays: device_plugin_migrate_allowed is false")
+    return made
