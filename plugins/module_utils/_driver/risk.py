@@ -336,7 +336,7 @@ def _physical(tree: Tree, facts: dict) -> list[tuple[str, str, list[str]]]:
     functions = {
         hca["pci"]["address"]: (hca["name"], [netdev["name"] for netdev in hca["netdevs"]])
         for hca in facts["hcas"]
-        if hca["kind"] == "pci" and hca["function"] == "pf"
+        if hca["kind"] == "pci" and hca["function"] == "pf" and hca["pci"]["vendor"] == pci.MELLANOX
     }
     for address in (address for hca in facts["hcas"] for address in hca.get("bonded_functions") or ()):
         functions.setdefault(address, (address, tree.listdir(f"{paths.PCI}/{address}/net")))
@@ -345,10 +345,16 @@ def _physical(tree: Tree, facts: dict) -> list[tuple[str, str, list[str]]]:
     return [(address, name, netdevs) for address, (name, netdevs) in functions.items()]
 
 
-# Parameters of mlx5 with the value that a driver starts with (Documentation/networking/devlink/mlx5.rst).
-_PARAMETERS = {"enable_roce": True, "enable_rdma": True, "enable_eth": True, "esw_multiport": False,
-               "esw_port_metadata": True, "fdb_large_groups": 15, "io_eq_size": 1024,
-               "event_eq_size": 4096}  # fmt: skip
+# Parameters of mlx5 with the value that a driver starts with: mlx5_devlink_set_params_init_values() and its kin in
+# core/devlink.c of the kernel and of OFED; esw_multiport: Documentation/networking/devlink/mlx5.rst.
+_PARAMETERS = {"enable_roce": True, "enable_rdma": True, "enable_eth": True, "enable_vnet": True,
+               "enable_remote_dev_reset": True, "esw_multiport": False, "esw_port_metadata": True,
+               "esw_pet_insert": False, "fdb_large_groups": 15, "io_eq_size": 1024, "event_eq_size": 4096,
+               "num_doorbells": 8}  # fmt: skip
+# It starts with what the card can do, so only a kernel that reports the default (6.19) shows a change; ct_: of OFED,
+# used in switchdev mode only, which is a reason by itself.
+_OF_CARD = ("flow_steering_mode", "max_macs", "hairpin_num_queues", "hairpin_queue_size",
+            "ct_action_on_nat_conns", "ct_labels_mapping", "ct_max_offloaded_conns")  # fmt: skip
 
 
 def devlink(run: Callable[[list[str]], tuple[int, str, str]], tree: Tree, facts: dict) -> Optional[dict]:
@@ -358,9 +364,11 @@ def devlink(run: Callable[[list[str]], tuple[int, str, str]], tree: Tree, facts:
         code, out, _error = run(["devlink", "-j", "dev", "param", "show"])
         for handle, parameters in (json.loads(out)["param"] if code == 0 else {}).items():
             for row in parameters:
-                values = [value["value"] for value in row["values"] if value["cmode"] != "permanent"]
-                if values and values[0] != _PARAMETERS.get(row["name"], values[0]):
-                    lost.setdefault(handle.removeprefix("pci/"), []).append(f"{row['name']} {json.dumps(values[0])}")
+                for entry in (entry for entry in row["values"] if entry["cmode"] != "permanent"):
+                    name, value = row["name"], entry["value"]
+                    start = entry.get("default", value if name in _OF_CARD else _PARAMETERS.get(name))
+                    if value != start:
+                        lost.setdefault(handle.removeprefix("pci/"), []).append(f"{name} {json.dumps(value)}")
         for address, _name, _netdevs in _physical(tree, facts):
             answered, out, _error = run(["devlink", "-j", "dev", "eswitch", "show", f"pci/{address}"])
             mode = next(iter(json.loads(out)["dev"].values()))["mode"] if answered == 0 else "legacy"

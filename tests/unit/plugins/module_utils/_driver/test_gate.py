@@ -188,7 +188,8 @@ AT = "pci/0000:3b:00.0"
 
 def values(**named):
     """`devlink -j dev param show`."""
-    rows = [{"name": key, "values": [{"cmode": mode, "value": value}]} for key, (mode, value) in named.items()]
+    keys = ("cmode", "value", "default")
+    rows = [{"name": key, "values": [dict(zip(keys, value))]} for key, value in named.items()]
     return {"param": {AT: rows}}
 
 
@@ -198,6 +199,9 @@ def values(**named):
         (values(enable_roce=("driverinit", True), max_macs=("driverinit", 64)), "legacy", "reload", ""),
         (values(enable_roce=("driverinit", False)), "legacy", "reboot", "enable_roce false"),
         (values(esw_multiport=("runtime", True)), "legacy", "reboot", "esw_multiport true"),
+        (values(max_macs=("driverinit", 64, 128)), "legacy", "reboot", "max_macs 64"),
+        (values(enable_roce=("driverinit", False, False)), "legacy", "reload", ""),
+        (values(of_tomorrow=("runtime", 3)), "legacy", "reboot", "of_tomorrow 3"),
         (values(enable_roce=("permanent", False)), "legacy", "reload", ""),
         ({"param": {}}, "switchdev", "reboot", "eswitch mode switchdev"),
         ({"param": {}}, None, "reload", ""),  # the card has no embedded switch
