@@ -243,7 +243,7 @@ ansible_facts:
               type: list
               elements: str
             bonded_functions:
-              description: PCI addresses of further functions that this HCA joins in a bond.
+              description: PCI addresses of further functions that this HCA joins, in a bond or as Socket Direct.
               type: list
               elements: str
             ports:
@@ -350,8 +350,8 @@ ansible_facts:
             gpu: {description: 'PCI address of the GPU of that number, or null.', type: str}
             code:
               description: C(no-verbs), C(no-port), C(virtual), C(software), C(representor), C(bond-member), C(no-gid),
-                C(management), C(no-lid), C(unused), C(no-gpu), C(other-kind), C(other-rate), C(no-rdma), C(no-card) or
-                C(named).
+                C(management), C(no-lid), C(shared), C(unused), C(no-gpu), C(other-kind), C(other-rate), C(no-rdma),
+                C(no-card) or C(named).
               type: str
             reason: {description: The same as a sentence., type: str}
         subsystem:

@@ -45,7 +45,9 @@ def hcas(
     taken = {hca["pci"]["address"] for hca in found if hca["pci"]}
     for hca in found:
         owners, overhead = hca.pop("_owners"), hca.pop("_overhead")
-        _join_bond(tree, network, hca, [address for address in functions if address not in taken])
+        free = [address for address in functions if address not in taken]
+        _join_bond(tree, network, hca, free)
+        hca["bonded_functions"] += [address for address in _secondaries(tree, hca) if address in free]
         hca["netdevs"].sort(key=lambda netdev: natural(netdev["name"]))
         for port in hca["ports"]:
             _set_netdev(port, hca["netdevs"], owners[port["number"]], overhead)
@@ -245,11 +247,21 @@ def _join_bond(tree: Tree, network: Network, hca: dict[str, Any], free: list[str
             hca["representors"] += [name for name in names if network.representor(name)]
     port = hca["ports"][0]["number"] if len(hca["ports"]) == 1 or hca["representors"] else None
     hca["netdevs"] += [{**netdev, "port": port} for netdev in joined if netdev]
-    if not tree.isdir(f"{paths.NET}/{bond}/bonding"):
-        return  # a bridge or Open vSwitch is not a link aggregation
     whole = network.netdev(bond)
-    if whole:
+    if whole and network.aggregates(whole, hca["netdevs"]):
         hca["netdevs"].append({**whole, "port": port})
+
+
+def _secondaries(tree: Tree, hca: dict[str, Any]) -> list[str]:
+    """Functions on other sockets that share the netdev and RDMA device of this one: Socket Direct as multi-PF netdev.
+
+    Source: debugfs of mlx5, drivers/net/ethernet/mellanox/mlx5/core/lib/sd.c: `0000:af:00.0 vhca 0x1`.
+    """
+    if not hca["pci"] or hca["pci"]["address"] not in tree.listdir(paths.MLX5_DEBUG):
+        return []
+    base = f"{paths.MLX5_DEBUG}/{hca['pci']['address']}/multi-pf"
+    texts = [tree.read(f"{base}/{name}") for name in tree.listdir(base) if name.startswith("secondary_")]
+    return [text.split()[0] for text in texts if text]
 
 
 def _set_netdev(port: dict[str, Any], netdevs: list[dict[str, Any]], owner: Optional[str], overhead: int) -> None:
@@ -293,7 +305,9 @@ def cards_without_rdma(
     """Mellanox network functions that have no RDMA device, each with the reason and the next step.
 
     VFs are left out: their PF has the reason, and a VF passed to a guest has no RDMA device here by design. So is the
-    second function of a bonded card, whose RDMA device is attached to the first. modules: names -> `modules.state`.
+    second function of a bonded or Socket Direct card, whose RDMA device is attached to the first.
+
+    modules: names -> `modules.state`.
     """
     tree = tree.snapshot()
     places = topology.Topology(tree)

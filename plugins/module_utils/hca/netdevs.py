@@ -52,6 +52,15 @@ class Network:
         """The bond or bridge that an interface is enslaved to."""
         return self._tree.target(f"{paths.NET}/{name}/master")
 
+    def aggregates(self, master: dict[str, Any], members: list[dict[str, Any]]) -> bool:
+        """Whether a master is a link aggregation: a bond, or a team device. Not a bridge, Open vSwitch or VRF.
+
+        Of a team sysfs shows only that it has its ports' MAC, which a VRF, and the one device of Open vSwitch, has not.
+        """
+        base = f"{paths.NET}/{master['name']}"
+        alike = any(same_address(master["mac"], member["mac"]) for member in members)
+        return self._tree.isdir(f"{base}/bonding") or (alike and not self._tree.isdir(f"{base}/bridge"))
+
     def netdev(self, name: str) -> Optional[dict[str, Any]]:
         """One interface; None when it is gone.
 

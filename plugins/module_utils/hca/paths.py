@@ -8,6 +8,7 @@ MAD = "/sys/class/infiniband_mad"
 NET = "/sys/class/net"
 PCI = "/sys/bus/pci/devices"
 MODULE = "/sys/module"
+MLX5_DEBUG = "/sys/kernel/debug/mlx5"
 
 # As modprobe.d(5) and modules-load.d(5) order them: of files with the same name the first directory wins.
 MODPROBE_DIRECTORIES = (

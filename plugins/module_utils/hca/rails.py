@@ -217,7 +217,7 @@ def _lack(tree: Tree, hca: dict[str, Any], port: dict[str, Any], hcas: list[dict
         beside = sorted(members - {netdev["name"] for netdev in hca["netdevs"]})
         if beside:
             return Lack("bond-member", f"It is a member of {bond}, beside {', '.join(beside)}.")
-    return unproven(tree, hca, port) or _unused(hca, port, hcas)
+    return unproven(tree, hca, port) or _shared(hca, port, hcas) or _unused(hca, port, hcas)
 
 
 def unproven(tree: Tree, hca: dict[str, Any], port: dict[str, Any]) -> Optional[Lack]:
@@ -233,6 +233,18 @@ def unproven(tree: Tree, hca: dict[str, Any], port: dict[str, Any]) -> Optional[
         return None
     why = "It has no GID, although its link is up" if slots else "Its GID table has no room, as in switchdev mode"
     return Lack("no-gid", f"{why}: it cannot carry RoCE.")
+
+
+def _shared(hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[Lack]:
+    """The second function of a Socket Direct card whose one interface (multi-PF netdev) is the first's."""
+    if hca["netdevs"] or port["link_layer"] != "Ethernet" or _used(hca, port) or not hca["pci"]:
+        return None
+    for other in hcas:
+        alike = other["pci"] and other["function"] == "pf" and other["sys_image_guid"] == hca["sys_image_guid"]
+        if alike and other["netdevs"] and pci.slot(_address(other)) != pci.slot(_address(hca)):
+            text = f"It has no interface: it shares that of {other['name']}, another function of the same card."
+            return Lack("shared", text)
+    return None
 
 
 def _unused(hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[Lack]:

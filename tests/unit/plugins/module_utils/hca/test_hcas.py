@@ -184,6 +184,9 @@ def ports(node, *names, rest="eno1"):
         pytest.param({}, {"bond0": "p0 eno1"}, ["p1"], id="a bond with a NIC that has no RDMA"),
         pytest.param({}, {"bond0": "p0 p1"}, [], id="a bond of two cards"),
         pytest.param({}, {"bond0": "p1"}, ["p0", "bond0"], id="a bond of one port"),
+        pytest.param({}, {"team0": "p0 p1"}, [], id="a team of two cards"),
+        pytest.param({"route": "team0.7"}, {"team0": "p0 eno1", "team0.7": "team0"}, ["p1"], id="management on a team"),
+        pytest.param({}, {"br0": "p0", "red": "p1"}, ["p0", "p1"], id="a bridge and a VRF"),
         pytest.param({"route": "br-ex"}, {"ovs-system": "p0", "br-ex": ""}, ["p1"], id="a bridge of Open vSwitch"),
         pytest.param({"/etc/rancher/k3s/config.yaml": "node-ip:\n  - 10.0.0.5 # x\n  - fd00::5"}, {}, ["p1"], id="k3s"),
         pytest.param({"/etc/rancher/k3s/config.yaml": "flannel-iface: [p1]"}, {}, ["p0"], id="k3s' interface"),
@@ -194,14 +197,37 @@ def ports(node, *names, rest="eno1"):
 def test_members_and_management_are_no_rails(node, files, below, left):
     ports(node, "p0", "p1")
     for master, members in below.items():
-        node.netdev(master, address="")
+        node.netdev(master, address="a0:00:00:00:00:00" if master[:4] in ("team", "br0") else "")
+        node.host(f"{NET}/br0/bridge").mkdir() if master == "br0" else None
         for name in members.split():
             node.enslave(name, master)
+            if master == "team0":
+                node.write(f"{NET}/{name}/address", "a0:00:00:00:00:00")
         if master == "bond0":
             node.write(f"{NET}/bond0/bonding/slaves", members)
     for path, text in files.items():
         node.default_route(text) if path == "route" else node.write(path, text)
     assert [rail["netdev"] for rail in node.facts(RAILS)["rails"]] == left
+
+
+MULTI_PF = "/sys/kernel/debug/mlx5/0000:01:00.0/multi-pf"
+
+
+@pytest.mark.parametrize("rdma", [True, False])
+def test_socket_direct_with_one_interface_is_one_rail(node, rdma):
+    first = node.pci(f"{CARD}.0", *CX7_MLX5)
+    second = node.pci("pci0000:80/0000:80:01.0/0000:81:00.0", *CX7_MLX5)
+    node.hca("mlx5_0", first)
+    node.netdev("p0", first)
+    if rdma:
+        node.port(node.hca("mlx5_1", second), state="1: DOWN")
+    else:
+        node.files(MULTI_PF, primary="0000:01:00.0 vhca 0x0", secondary_0="0000:81:00.0 vhca 0x1")
+    facts = node.facts()
+    assert indexes(facts) == [(0, "mlx5_0")]
+    assert [row["code"] for row in facts["not_rails"]] == ["shared"] * rdma
+    assert [hca["bonded_functions"] for hca in facts["hcas"]] == ([[], []] if rdma else [["0000:81:00.0"]])
+    assert facts["cards_without_rdma"] == []
 
 
 @pytest.mark.parametrize(
