@@ -19,10 +19,12 @@ _DKMS_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 # dkms 2.x: "name, version, kernel, arch: state"; 3.x: "name/version, kernel, arch: state"; not built: no kernel.
 _LINE = re.compile(
     r"^(?P<module>[^/,\s]+)(?:/|, )(?P<version>[^,:\s]+)"
-    r"(?:, (?P<kernel>[^,\s]+), (?P<architecture>[^:\s]+))?: (?P<state>added|built|installed)(?P<remark>.*)$"
+    r"(?:, (?P<kernel>[^,\s]+), (?P<architecture>[^:\s]+))?: (?P<state>[a-z-]+)(?P<remark>.*)$"
 )
-# The only remark that goes with a module in order: the kernel's own copy is kept aside.
-_HEALTHY = re.compile(r"original[ _]modules? exists?$", re.IGNORECASE)
+# The states and remarks of a module in order: built for this kernel or, by weak-modules, for one of the same interface;
+# the kernel's own copy is kept aside.
+_INSTALLED = ("installed", "installed-weak")
+_HEALTHY = re.compile(r"(original[ _]modules? exists?|from \S+)$", re.IGNORECASE)
 _TAIL = 30
 
 
@@ -72,8 +74,8 @@ def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -
             state = build.state if build else "added"
             odd = [remark for remark in re.split(r"[()]+", build.remark) if remark.strip()] if build else []
             odd = [remark for remark in odd if not _HEALTHY.match(remark.strip())]
-            if state != "installed" or odd:
-                reason = state if state != "installed" else "another copy is installed"
+            if state not in _INSTALLED or odd:
+                reason = "another copy is installed" if state in _INSTALLED else state
                 missing.append((module, version, kernel, reason))
     return missing
 

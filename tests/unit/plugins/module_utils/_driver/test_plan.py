@@ -309,11 +309,13 @@ def test_the_status_of_both_generations_of_dkms(version):
         *(("", True), (" (original_module exists)", True), (" (Original modules exist)", True)),
         (" (WARNING! Diff between built and installed module!)", False),
         (" (Something that no version says yet)", False),
+        *(("-weak from 5.14.0-362.el9.x86_64", True), ("-weak from 5.14.0-362.el9.x86_64 (Diff)", False)),
     ],
 )
 def test_only_what_is_known_to_be_healthy_counts_as_installed(remark, healthy):
     builds = dkms.parse(f"{BASE}/1, {KERNEL}, x86_64: installed{remark}\n")
     assert bool(dkms.not_installed(builds, [BASE], [KERNEL])) is not healthy
+    assert dkms.not_installed(dkms.parse(f"{BASE}/1: broken\n"), [BASE], [KERNEL]) == [(BASE, "1", KERNEL, "added")]
 
 
 @pytest.mark.parametrize(
