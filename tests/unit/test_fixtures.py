@@ -356,6 +356,28 @@ def test_a_card_or_gpu_that_is_off_the_bus_changes_no_other_number(machine):
             others_stay(before, rails_of(root), gone)
 
 
+STORAGE = {"model": "cx5", "cidr": "172.16.0.1/24", "system_guid": "3c:ec:ef:99:00:00", "port": "p0"}
+PLACES = ("0000:03:00.0", "0000:04:00"), ("0030:00:00.0", "0030:01:00")
+
+
+@pytest.mark.parametrize(("below", "at"), PLACES)
+@pytest.mark.parametrize("name", tree.COMPOSED["names"]())
+def test_a_nic_that_is_no_rail_changes_nothing(tmp_path, name, below, at):
+    """Where GPUs show which cards are the rails. Two ports of a storage NIC, first and last on PCI."""
+    row = tree.COMPOSED["table"]()["machines"][name]
+    ports = [
+        {"at": f"{at}.{n}", "below": below, "hca": f"mlx5_{90 + n}", "mac": f"3c:ec:ef:99:00:0{n}", "netdev": f"st{n}"}
+        for n in range(2)
+    ]
+    more = {**row, "parts": [*row["parts"], *({"roce": {**STORAGE, **port}} for port in ports)]}
+    before, after = (
+        rails_of(tree.lay_out(tree.COMPOSED["Node"](name, **one).fixture(), tmp_path / str(number)))
+        for number, one in enumerate((row, more))
+    )
+    if before["gpus"] and before["rails"]:
+        assert after["rails"] == before["rails"]
+
+
 ECMP = [{"dst": "default", "nexthops": [{"dev": "ens1np0"}, {"dev": "ens2np0"}]}]
 OTHER_TABLE = [{"dst": "default", "dev": "ens2np0", "table": 100}]
 ALL, OWN = ({"table": 100, "src": source} for source in ("all", "10.18.1.1/32"))
