@@ -386,6 +386,8 @@ ALL, OWN = ({"table": 100, "src": source} for source in ("all", "10.18.1.1/32"))
 @pytest.mark.parametrize(("seams", "k3s", "left"), [
     ({"routes": ECMP}, "", []),
     ({"routes": OTHER_TABLE, "rules": [ALL]}, "", ["ens1np0"]),
+    ({"routes": OTHER_TABLE, "rules": [{**ALL, "iif": "lo"}]}, "", ["ens1np0"]),
+    ({"routes": OTHER_TABLE, "rules": [{**ALL, "iif": "cni0"}]}, "", ["ens1np0", "ens2np0"]),
     ({"routes": OTHER_TABLE, "rules": [OWN]}, "", ["ens1np0", "ens2np0"]),  # a gateway for the rail's own address
     ({"sessions": ["10.18.0.1"]}, "", ["ens2np0"]),
     ({}, 'token: x\nnode-ip: "10.18.1.1"\n', ["ens1np0"]),

@@ -92,7 +92,8 @@ def _looked_up(
     for rule in rules:
         if rule.get("l3mdev") and tree.readlink(f"{paths.NET}/{netdev}/master"):
             return True
-        if rule.get("table") != table or any(rule.get(key) for key in ("iif", "oif", "fwmark")):
+        forwarded = rule.get("iif") not in (None, "lo")  # lo: what the node itself sends
+        if rule.get("table") != table or forwarded or any(rule.get(key) for key in ("oif", "fwmark")):
             continue
         source = rule.get("src", "all")
         if source == "all":

@@ -55,11 +55,12 @@ class Network:
     def aggregates(self, master: dict[str, Any], members: list[dict[str, Any]]) -> bool:
         """Whether a master is a link aggregation: a bond, or a team device. Not a bridge, Open vSwitch or VRF.
 
-        Of a team sysfs shows only that it has its ports' MAC, which a VRF, and the one device of Open vSwitch, has not.
+        Of a team sysfs shows only that it is virtual and has its ports' MAC: a VRF, and the one device of Open vSwitch,
+        have one of their own, and Hyper-V's, above its VF, has a parent.
         """
-        base = f"{paths.NET}/{master['name']}"
+        names = self._tree.listdir(f"{paths.NET}/{master['name']}")
         alike = any(same_address(master["mac"], member["mac"]) for member in members)
-        return self._tree.isdir(f"{base}/bonding") or (alike and not self._tree.isdir(f"{base}/bridge"))
+        return "bonding" in names or (alike and not {"bridge", "device"} & {*names})
 
     def netdev(self, name: str) -> Optional[dict[str, Any]]:
         """One interface; None when it is gone.

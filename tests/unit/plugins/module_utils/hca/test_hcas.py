@@ -186,6 +186,7 @@ def ports(node, *names, rest="eno1"):
         pytest.param({}, {"bond0": "p1"}, ["p0", "bond0"], id="a bond of one port"),
         pytest.param({}, {"team0": "p0 p1"}, [], id="a team of two cards"),
         pytest.param({"route": "team0.7"}, {"team0": "p0 eno1", "team0.7": "team0"}, ["p1"], id="management on a team"),
+        pytest.param({}, {"hv0": "p0"}, ["p0", "p1"], id="Hyper-V's interface above its VF"),
         pytest.param({}, {"br0": "p0", "red": "p1"}, ["p0", "p1"], id="a bridge and a VRF"),
         pytest.param({"route": "br-ex"}, {"ovs-system": "p0", "br-ex": ""}, ["p1"], id="a bridge of Open vSwitch"),
         pytest.param({"/etc/rancher/k3s/config.yaml": "node-ip:\n  - 10.0.0.5 # x\n  - fd00::5"}, {}, ["p1"], id="k3s"),
@@ -197,7 +198,8 @@ def ports(node, *names, rest="eno1"):
 def test_members_and_management_are_no_rails(node, files, below, left):
     ports(node, "p0", "p1")
     for master, members in below.items():
-        node.netdev(master, address="a0:00:00:00:00:00" if master[:4] in ("team", "br0") else "")
+        node.netdev(master, address="a0:00:00:00:00:00" if master[:4] in ("team", "br0", "hv0") else "")
+        node.link(f"{NET}/hv0/device", "/sys/bus/vmbus/devices/x") if master == "hv0" else None
         node.host(f"{NET}/br0/bridge").mkdir() if master == "br0" else None
         for name in members.split():
             node.enslave(name, master)
