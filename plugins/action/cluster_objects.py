@@ -61,4 +61,4 @@ def render(args: dict) -> dict:
     if findings:
         return {"failed": True, **failure(Refused(findings))}
     kept = {name: args[name] for name in PART if name in args}
-    return {"part": kept, **planner.rendered(part), **result(Plan(), [])}
+    return {"part": kept, "rendered": planner.rendered(part), **result(Plan(), [])}

@@ -31,29 +31,18 @@ options:
       - The objects, as in a manifest. An item of kind C(List) is flattened.
       - Namespaces and custom resource definitions are applied first, and the module waits for the definitions;
         otherwise the order is kept.
-      - An object of kind C(Secret) is refused here; it belongs in O(secrets).
+      - An object of kind C(Secret) is refused, because results and diffs would show its values.
       - Required together with O(owner), unless O(parts) is given.
     type: list
     elements: dict
-  secrets:
-    description:
-      - Secrets, whose values appear in no log, no diff and no command line.
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      name: {description: Name of the secret., type: str, required: true}
-      namespace: {description: Its namespace., type: str, required: true}
-      type: {description: Its type., type: str, default: Opaque}
-      string_data: {description: The values in clear text., type: dict, required: true}
   owner:
     description:
       - Value of the label C(rdma.gpufabric.io/owner) on each object. Objects with this label that are no longer in
-        O(objects) or O(secrets) are deleted.
+        O(objects) are deleted.
     type: str
   prune_types:
     description:
-      - Resource types to look for such leftovers in, besides C(configmaps), C(secrets), C(serviceaccounts),
+      - Resource types to look for such leftovers in, besides C(configmaps), C(serviceaccounts),
         C(services), C(daemonsets), C(deployments), C(roles), C(rolebindings), C(clusterroles) and
         C(clusterrolebindings).
       - A type that the server does not have is skipped.
@@ -206,7 +195,7 @@ RETURN = r"""
 changes:
   description:
     - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The texts
-      are JSON; values of secrets are hidden. C(action) is C(create), C(apply) or C(prune).
+      are JSON. C(action) is C(create), C(apply) or C(prune).
   returned: always
   type: list
   elements: dict
@@ -236,15 +225,10 @@ waited:
     until: {description: The condition., type: str}
     seconds: {description: 'How long it took, 0 when it was already met.', type: float}
 rendered:
-  description: The objects in the order in which they are applied, without secrets.
+  description: The objects in the order in which they are applied.
   returned: when O(render) is true
   type: list
   elements: dict
-not_rendered:
-  description: The secrets that were left out, by name.
-  returned: when O(render) is true
-  type: list
-  elements: str
 part:
   description: The options of this task, for O(parts) of another one.
   returned: when O(render) is true
@@ -285,7 +269,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl impor
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.ownership import OWNER_LABEL, SHOW
 
 PRUNE_TYPES = (
-    "configmaps", "secrets", "serviceaccounts", "services", "daemonsets.apps", "deployments.apps",
+    "configmaps", "serviceaccounts", "services", "daemonsets.apps", "deployments.apps",
     "roles.rbac.authorization.k8s.io", "rolebindings.rbac.authorization.k8s.io",
     "clusterroles.rbac.authorization.k8s.io", "clusterrolebindings.rbac.authorization.k8s.io",
 )  # fmt: skip
@@ -432,7 +416,7 @@ def _forced(force: bool) -> list[str]:
 
 
 def _identity(text: str) -> dict:
-    """Enough of an object to delete it; the text is the planner's own, with the values of secrets hidden."""
+    """Enough of an object to delete it; the text is the planner's own."""
     item = json.loads(text)
     meta = {name: item["metadata"][name] for name in ("name", "namespace") if item["metadata"].get(name)}
     return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": meta}
@@ -469,18 +453,6 @@ ARGUMENTS = {
     "objects": {"type": "list", "elements": "dict"},
     "owner": {"type": "str"},
     **_OF_OWNER,
-    "secrets": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "no_log": False,
-        "options": {
-            "name": {"type": "str", "required": True},
-            "namespace": {"type": "str", "required": True},
-            "type": {"type": "str", "default": "Opaque"},
-            "string_data": {"type": "dict", "required": True, "no_log": True},
-        },
-    },
     "parts": {
         "type": "list",
         "elements": "dict",

@@ -5,7 +5,6 @@ PRIVATE to the collection. Pure: what kubectl read in, Plan out. An object is th
 
 from __future__ import annotations
 
-import base64
 import copy
 import json
 import re
@@ -54,7 +53,7 @@ class Key(NamedTuple):
 def prepare(parts: list[dict]) -> tuple[list[dict], list[Finding]]:
     """The parts with `wanted`, their objects as they are sent, and problems found in them.
 
-    A part is what one owner wants: objects, secrets (if any), owner, prune_types, takeover_allowed, applied_by, wait.
+    A part is what one owner wants: objects, owner, prune_types, takeover_allowed, applied_by, wait.
     """
     findings: list[Finding] = []
     seen: set[Key] = set()
@@ -67,7 +66,7 @@ def prepare(parts: list[dict]) -> tuple[list[dict], list[Finding]]:
 
 
 def _as_sent(part: dict, findings: list[Finding]) -> list[dict]:
-    """A part's objects with lists flattened, secrets built and the owner's label set."""
+    """A part's objects with lists flattened and the owner's label set."""
     wanted = []
     flat = [
         item
@@ -82,11 +81,9 @@ def _as_sent(part: dict, findings: list[Finding]) -> list[dict]:
             where = f"object {number} ({item.get('kind') or 'no kind'} {meta.get('name') or ''})".replace(" )", ")")
             findings.append(_wrong(where, "apiVersion, kind and metadata.name", f"no {', no '.join(lacking)}"))
         elif item["kind"] == "Secret":
-            wish = "it in the option secrets, which is never logged"
-            findings.append(_wrong(str(Key.of(item)), wish, "it in objects"))
+            findings.append(_wrong(str(Key.of(item)), "no values that results and diffs must not show", "a Secret"))
         else:
             wanted.append(copy.deepcopy(item))
-    wanted += [_secret(item) for item in part.get("secrets") or []]
     for item in wanted:
         if item["kind"] not in _SHARED:
             item["metadata"]["labels"] = {**(item["metadata"].get("labels") or {}), OWNER_LABEL: part["owner"]}
@@ -119,19 +116,6 @@ def alike(parts: list[dict], items: list[dict]) -> Iterable[tuple[tuple[bool, bo
 
 def _wrong(obj: str, wanted: str, seen: str) -> Finding:
     return Finding(obj, wanted, seen, "correct the objects passed to gpufabric.rdma.cluster_objects")
-
-
-def _secret(item: dict) -> dict:
-    data = {
-        name: base64.b64encode(str(value).encode()).decode() for name, value in (item.get("string_data") or {}).items()
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": item["name"], "namespace": item["namespace"]},
-        "type": item.get("type") or "Opaque",
-        "data": data,
-    }
 
 
 # --- live objects -----------------------------------------------------------------------------------------------------
@@ -268,9 +252,9 @@ def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | N
     elif live is None:
         made.change(str(key), _first_action(item), "", _text(item))
     else:
-        before, after = normalised(live), normalised(state["predicted"].get(key, live))
+        before, after = _text(live), _text(state["predicted"].get(key, live))
         if before != after:
-            made.change(str(key), "apply", *_texts(before, after))
+            made.change(str(key), "apply", before, after)
             if key in state["edited"]:
                 made.notes.append(f"{key} was changed by hand, which is reverted ({state['edited'][key]})")
 
@@ -299,7 +283,7 @@ def _plan_pruning(made: Plan, owned: list[dict], wanted: list[dict]) -> None:
         if key.kind in _NEVER_PRUNED:
             made.notes.append(f"{key} is no longer wanted but stays: deleting it would delete objects of others")
         else:
-            made.change(str(key), "prune", _texts(normalised(item), {})[0], "")
+            made.change(str(key), "prune", _text(item), "")
 
 
 def _address(key: Key) -> str:
@@ -371,24 +355,9 @@ def normalised(item: dict) -> dict:
     return kept
 
 
-def _texts(before: dict, after: dict) -> tuple[str, str]:
-    """Both sides for --diff. Values of a Secret are never shown, only which of them differ."""
-    shown = []
-    for mark, given, other in (("before", before, after), ("after", after, before)):
-        side = copy.deepcopy(given)
-        for name, value in (side.get("data") or {}).items() if side.get("kind") == "Secret" else ():
-            same = (other.get("data") or {}).get(name, value) == value
-            side["data"][name] = "hidden" if same or mark == "before" else "hidden, different value"
-        shown.append(_json(side))
-    return shown[0], shown[1]
-
-
 def _text(item: dict) -> str:
-    return _texts({}, normalised(item))[1]
-
-
-def _json(item: dict) -> str:
-    return json.dumps(item, indent=2, sort_keys=True, ensure_ascii=False) + "\n" if item else ""
+    """An object for --diff."""
+    return json.dumps(normalised(item), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 # --- order and waiting ------------------------------------------------------------------------------------------------
@@ -401,13 +370,9 @@ def stages(wanted: list[dict], changes: list[Change]) -> list[list[dict]]:
     return [stage for stage in _split(chosen) if stage]
 
 
-def rendered(part: dict) -> dict:
-    """What a prepared part amounts to without a cluster: its objects in the order in which the stages send them."""
-    stages = [item for stage in _split(part["wanted"]) for item in stage]
-    return {
-        "rendered": [item for item in stages if item["kind"] != "Secret"],
-        "not_rendered": [str(Key.of(item)) for item in stages if item["kind"] == "Secret"],
-    }
+def rendered(part: dict) -> list[dict]:
+    """The objects of a prepared part in the order in which the stages send them."""
+    return [item for stage in _split(part["wanted"]) for item in stage]
 
 
 def _split(items: list[dict]) -> tuple[list[dict], list[dict]]:
