@@ -39,6 +39,8 @@ class Run(NamedTuple):
     on, what it was told)}. offered: what cluster_info read of DRA. partial: nodes that could not be read, or whose
     variables are invalid, are left out instead of stopping the run. lacking: {tool: collection that the controller
     does not have}.
+    fetch: what the controller's cache, which is the bundle then, lacks: {files, wheels, described: bundle.yml once it
+    is filled, …}; what is in those files cannot be compared yet.
     """
 
     roles: Sequence[str]
@@ -57,6 +59,7 @@ class Run(NamedTuple):
     lacking: Mapping[str, str] = {}
     upgrade: bool = False
     partial: bool = False
+    fetch: Mapping[str, Any] = {}
 
 
 def plan(nodes: list[dict], run: Run) -> dict:
@@ -100,12 +103,16 @@ def _plan(nodes: list[dict], run: Run) -> dict:
         wrong = {item["host"] for item in findings}
         read = [node for node in read if node["host"] not in wrong]
     run = run._replace(registered=_registered(read, run))
+    if run.fetch:
+        lacking = ", ".join(run.fetch["files"] + ["the device plugin's libraries"] * run.fetch["wheels"])
+        made["notes"].append(f"{run.bundle} is filled first, with {lacking}")
     if read and (run.partial or len(read) == len(nodes)):
         for role, planner in _PLANNERS.items():
             if role in run.roles:
                 planner(read, run, made)
     if "node_firewall" in run.roles:
         made["lacking"] = dict(run.lacking)
+    made["fetch"] = dict(run.fetch)
     if HOST_LAYER in run.roles:
         made["settled"] = all(decided.get("settled") for decided in hosts.values())
     return with_findings(made, findings)
@@ -198,13 +205,13 @@ def name_of(node: dict) -> str:
 def _rules(role: str, nodes: list[dict], run: Run, made: dict) -> None:
     for node in nodes:
         typed = node["variables"]
-        bundle = _described(typed["k3s_bundle_dir"])
+        bundle = run.fetch.get("described") or _described(typed["k3s_bundle_dir"])
         _add(made, role, at(node["host"], roles.findings(role, typed, _facts(node), run.groups, bundle)))
 
 
 def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
     given = [_k3s_node(node, run) for node in nodes]
-    bundle, wrong = needs.read(run.bundle, given)
+    bundle, wrong = (run.fetch["described"], []) if run.fetch else needs.read(run.bundle)
     where = run.bundle or ""
     outside = [_k3s_node(node, run) for node in run.outside]
     decided = k3s.decide(given, bundle, where, run.upgrade, run.now, run.groups["all"], outside)
@@ -213,6 +220,7 @@ def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
     rows = wrong + found + _machines(nodes, run)
     if bundle is not None:
         rows += needs.lacking_on(given, bundle, where, run.lock)
+    if bundle is not None and not run.fetch:
         rows += at(CONTROLLER, bundle_folder.damaged(where, k3s.needed(decided["nodes"], bundle)))
     _add(made, "k3s", rows + (k3s.upgrade(decided["nodes"]) if run.upgrade else []))
     made["notes"] += decided["notes"]
@@ -224,7 +232,7 @@ def _k3s_node(node: dict, run: Run) -> dict:
     typed, facts, servers = node["variables"], _facts(node) or {}, list(run.servers)
     guessed = "k3s_servers" not in run.groups or "gpufabric_first_server" in run.groups
     own = {name.removeprefix("k3s_"): typed[name] for name in variables.options(["k3s"]) if name in typed}
-    wheels = wheel_dir(typed) if typed["device_plugin_mode"] == "systemd" else ""
+    wheels = wheel_dir(typed) if typed["device_plugin_mode"] == "systemd" and not run.fetch else ""
     return {
         "host": node["host"],
         "state": node.get("k3s"),
@@ -262,7 +270,7 @@ def _cni_plugins(nodes: list[dict], run: Run, made: dict) -> None:
         typed, machine = node["variables"], _facts(node)["node"]["architecture"]
         where, names = typed["k3s_bundle_dir"], typed["cni_plugins_names"]
         bundle = _described(where)
-        if bundle is None:
+        if bundle is None or run.fetch:
             continue
         key = (where, tuple(names), machine)
         if key not in chosen:
@@ -302,11 +310,14 @@ def _firewall(nodes: list[dict], run: Run, made: dict) -> None:
     made["listen_seconds"] = max(300, 5 * len(nodes))
 
 
-def wheel_dir(typed: dict) -> str:
-    """The folder that the device plugin's libraries come from: the one that is set, else the bundle's, or none."""
+def wheel_dir(typed: dict, fetched: bool = False) -> str:
+    """The folder that the device plugin's libraries come from: the one that is set, else the bundle's, or none.
+
+    fetched: whether they come into the bundle before the node is changed.
+    """
     bundle, given = typed["k3s_bundle_dir"], typed["device_plugin_wheel_dir"]
     in_bundle = os.path.join(bundle, "wheels") if bundle else ""
-    return given or (in_bundle if os.path.isdir(in_bundle) else "")
+    return given or (in_bundle if fetched or os.path.isdir(in_bundle) else "")
 
 
 def _names(nodes: list[dict], run: Run, made: dict) -> None:
@@ -386,7 +397,7 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
     if serving:
         made["notes"] += dra.notes(run.offered, serving[0]["variables"]["device_plugin_extended_resources"])
     for node in nodes:
-        wheels, own = wheel_dir(node["variables"]), node.get("k3s") or {}
+        wheels, own = wheel_dir(node["variables"], bool(run.fetch)), node.get("k3s") or {}
         made["hosts"][node["host"]]["device_plugin"] = {**_plugin_config(node), "wheel_dir": wheels}
         if node["variables"]["device_plugin_mode"] == "systemd" and not wheels and own.get("ensurepip") is False:
             _add(made, "device_plugin", at(node["host"], [plugin_plan.without_ensurepip(own["python"])]))

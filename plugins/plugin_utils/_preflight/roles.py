@@ -11,7 +11,6 @@ import re
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
-from .._bundle import folder as bundle_folder
 from . import pod_network
 
 _NO_SERVER = "nothing, and no host in group k3s_servers"
@@ -39,8 +38,6 @@ def _cni_plugins(values: dict, _facts: dict | None, _groups: dict) -> list[Findi
         seen = f"a list without {', '.join(missing)}"
         step = "add them where the list is set (inventory, group_vars or -e)"
         found.append(Finding("variable cni_plugins_names", "the plugins that every pod needs", seen, step))
-    if not values["k3s_bundle_dir"]:
-        found.append(bundle_folder.NOT_SET)
     return found
 
 

@@ -484,7 +484,6 @@ def test_problems_of_variables_nodes_and_roles_come_together_each_at_its_hosts(r
     assert where(made) >= {
         ("", "a", "variable x"),
         ("cni_plugins", "a", "variable cni_plugins_names"),
-        ("cni_plugins", "b", "variable k3s_bundle_dir"),
         ("multus", "a", "variable multus_global_namespaces"),
         ("node_ready", "b", "node name a"),
     }
