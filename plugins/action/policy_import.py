@@ -71,7 +71,7 @@ class ActionModule(ActionBase):
 
 
 def _group_vars(sources: list[str]) -> pathlib.Path:
-    """Where Ansible reads variables of the inventory's groups: beside its file or in its folder, else where it is run."""
+    """Where Ansible reads variables of the inventory's groups: beside its file, in its folder, else where it is run."""
     for path in map(pathlib.Path, map(os.path.abspath, sources)):
         if path.exists():
             return (path if path.is_dir() else path.parent) / "group_vars"

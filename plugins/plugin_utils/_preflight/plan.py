@@ -9,6 +9,7 @@ k3s, networks, firewall, runtime}, or with `lost` or `failure`, which say why it
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -113,6 +114,9 @@ def _plan(nodes: list[dict], run: Run) -> dict:
     if "node_firewall" in run.roles:
         made["lacking"] = dict(run.lacking)
     made["fetch"] = dict(run.fetch)
+    if read and made.get("networks") and made.get("device_plugin"):
+        configured = made["hosts"][read[0]["host"]]["device_plugin"]["config"]
+        made["pod"] = first_pod(configured, made["networks"]["objects"], read[0]["variables"]["flannel_image"])
     if HOST_LAYER in run.roles:
         made["settled"] = all(decided.get("settled") for decided in hosts.values())
     return with_findings(made, findings)
@@ -432,6 +436,32 @@ def _plugin_of_cluster(nodes: list[dict], serving: list[dict], run: Run, mine: d
     }
     made += plugin_dra.objects([{"name": name_of(node), "rails": _over_dra(node)} for node in serving], of_dra)
     return {"objects": made, "namespace": of_dra["namespace"]}
+
+
+def first_pod(configured: str, objects: list[dict], image: str) -> dict | None:
+    """A pod that holds the first resource, with the network of its rail, and says what it got; None over DRA only.
+
+    configured: the plugin's config.json. image: one with a shell that each node has.
+    """
+    entries = [one for one in json.loads(configured or "{}").get("configList", ()) if one.get("api") != config.DRA]
+    if not entries:
+        return None
+    resource = config.full_name(entries[0])
+    metadata: dict[str, Any] = {"name": "rdma-first"}
+    for item in objects:
+        if (item["metadata"].get("annotations") or {}).get(networks.RESOURCE_ANNOTATION) == resource:
+            metadata["namespace"] = item["metadata"]["namespace"]
+            metadata["annotations"] = {"k8s.v1.cni.cncf.io/networks": item["metadata"]["name"]}
+            break
+    says = "ulimit -l; ls -l /dev/infiniband; ip address; grep . /sys/class/infiniband/*/ports/*/state; sleep infinity"
+    container = {
+        "name": "verbs",
+        "image": image,
+        "command": ["sh", "-c", says],
+        "resources": {"limits": {resource: 1}},
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
 
 
 def _over_dra(node: dict) -> dict:

@@ -20,6 +20,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import (
     variables,
 )
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks as preflight_networks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as variables_of
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_k3s as machines
@@ -555,6 +556,26 @@ def test_the_plan_has_config_and_objects_of_the_device_plugin(read):
     decided = planned([bare], "device_plugin", hosts=["b"])
     assert ("device_plugin", "b", "variable device_plugin_resources") in where(decided)
     assert decided["hosts"]["b"]["device_plugin"]["config"] == ""
+
+
+def nad(name, resource):
+    annotations = {preflight_networks.RESOURCE_ANNOTATION: resource} if resource else {}
+    metadata = {"name": name, "namespace": "default", "annotations": annotations}
+    return {"kind": "NetworkAttachmentDefinition", "metadata": metadata}
+
+
+@pytest.mark.parametrize(("objects", "attached"), [
+    ([nad("other", None), nad("rail1", "rdma/b"), nad("rail0", "rdma/a")], "rail0"),
+    ([nad("other", None)], None),
+])  # fmt: skip
+def test_the_first_pod_asks_for_a_resource_and_the_network_of_its_rail(objects, attached):
+    resources = [{"resourceName": "x", "api": "dra"}, {"resourceName": "a"}, {"resourceName": "b"}]
+    pod = plan.first_pod(json.dumps({"configList": resources}), objects, "flannel:1")
+    assert (pod["metadata"].get("annotations") or {}).get("k8s.v1.cni.cncf.io/networks") == attached
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"] == {"rdma/a": 1}
+    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert plan.first_pod(json.dumps({"configList": resources[:1]}), objects, "flannel:1") is None
 
 
 def test_libraries_come_from_the_folder_that_is_set_else_from_the_bundle_else_by_pip(read, tmp_path):
