@@ -176,13 +176,16 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
         rows.insert(0, host.unread(node.get("failure") or "no answer"))
     elif HOST_LAYER in run.roles:
         problems, notes = host.combinations(facts, typed, _described(typed["k3s_bundle_dir"]))
-        outcome = host.plan(facts, typed)
+        outcome, tools = host.plan(facts, typed), host.tools(facts, typed)
         rows += problems + outcome["findings"]
         kept = ("settled", "reboot_reasons", "not_applied", "not_verified")
         decided = {
             **{name: outcome[name] for name in kept},
             "plan": outcome["changes"],
-            "notes": notes + outcome["notes"],
+            "notes": notes
+            + outcome["notes"]
+            + [f"to verify traffic, {name} installs {', '.join(tools[name])}" for name in tools],
+            "tools": tools,
             "rail_map": rail_map.of_node(facts, typed),
             "driver": (facts.get("driver") or {}).get("explanation"),
         }

@@ -392,6 +392,24 @@ PENDING = {
 }
 
 
+@pytest.mark.parametrize(("os", "there", "given", "wanted"), [
+    ("debian", {"libibverbs1": "44-2"}, {},
+     ["rdmacm-utils=44-2", "ibverbs-utils=44-2", "infiniband-diags=44-2", "perftest"]),
+    ("rocky", {"libibverbs": "48.0-1.el9", "librdmacm-utils": "48.0-1.el9", "perftest": "1"}, {},
+     ["libibverbs-utils-48.0-1.el9", "infiniband-diags-48.0-1.el9"]),
+    ("debian", {"rdmacm-utils": "1", "ibverbs-utils": "1", "infiniband-diags": "1"}, {}, ["perftest"]),
+    ("debian", {"rdmacm-utils": "1", "ibverbs-utils": "1", "infiniband-diags": "1", "perftest": "1"}, {}, []),
+    ("debian", {}, {"verification_tools": False}, []),
+    ("debian", {}, {"discovery_root": "/captured"}, []),
+    ("arch", {}, {}, []),
+])  # fmt: skip
+def test_what_traffic_is_verified_with_comes_in_the_version_of_the_nodes_rdma_core(os, there, given, wanted):
+    system = {"id": os, "like": ["rhel"] if os == "rocky" else []}
+    facts = {"hcas": [{}], "node": {"os": system}, "driver": {"installed": {"packages": there}}}
+    made = preflight_host.tools(facts, {"verification_tools": True, "discovery_root": "/", **given})
+    assert made == ({"dnf" if os == "rocky" else "apt": wanted} if wanted else {})
+
+
 def test_variables_that_only_k3s_and_its_pod_network_read_have_no_effect_without_them():
     known = variables_of.of_cluster()
     assert {"k3s_node_ip", "flannel_backend", "multus_namespace_isolation"} <= known
