@@ -11,6 +11,7 @@ import re
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
+from .._bundle import folder as bundle_folder
 from . import pod_network
 
 _NO_SERVER = "nothing, and no host in group k3s_servers"
@@ -120,9 +121,11 @@ def _plugin_image(values: dict, bundle: dict | None) -> list[Finding]:
     images = (bundle or {}).get("images") or []
     if not wanted or image in {row.get("reference") for row in images if isinstance(row, dict)}:
         return []
-    step = (
-        f"add it with: ansible-playbook gpufabric.rdma.bundle -e bundle_dir={folder} -e bundle_plugin_image=true; or "
-        "name an image of a registry in device_plugin_image"
+    # The cache holds what nodes cannot pull, and nothing else for long.
+    place = "FOLDER" if folder == bundle_folder.cache() else folder
+    step = f"add it with: ansible-playbook gpufabric.rdma.bundle -e bundle_dir={place} -e bundle_plugin_image=true"
+    step += (
+        " and set k3s_bundle_dir to it" * (place != folder) + "; or name an image of a registry in device_plugin_image"
     )
     return [Finding(f"bundle {folder}", f"image {image}, for device_plugin_mode: daemonset", "no such image", step)]
 
