@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
 import time
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, at
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, as_dict, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as wheels_of
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import PLUGIN
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import packages
 from ansible_collections.gpufabric.rdma.plugins.modules import plan as documented
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin, folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, libraries, terminal
@@ -97,7 +101,10 @@ class ActionModule(ActionBase):
         wrong += host.unknown(task_vars, specs, _documented(), typed["discovery_known_variables"])
         if plan.HOST_LAYER in roles and str(task_vars.get("cluster", "")).lower() in ("false", "no"):
             wrong += host.without_cluster(task_vars, variables.of_cluster())
-        return {**typed, **checked}, wrong
+        typed.update(checked)
+        if typed["k3s_bundle_dir"] is None and {"k3s", "cni_plugins"} & set(roles):
+            typed["k3s_bundle_dir"] = folder.cache()
+        return typed, wrong
 
     def _asked(self, roles, typed, host, task_vars) -> dict:
         """Arguments of node_facts: in one call what the planners of these roles ask."""
@@ -180,7 +187,41 @@ class ActionModule(ActionBase):
             },
             upgrade=args["upgrade"],
             partial=args["partial"],
+            fetch=self._fetch(nodes, args["partial"], task_vars),
         )
+
+    def _fetch(self, nodes, partial, task_vars) -> dict:
+        """What the controller's cache lacks for these nodes, if it is their bundle."""
+        read = [node for node in nodes if (node.get("ansible_facts") or {}).get("rdma")]
+        where = folder.cache()
+        if not read or read[0]["variables"]["k3s_bundle_dir"] != where:
+            return {}
+        given = {name: self._templar.template(task_vars.get(f"bundle_{name}")) for name in ("lock", "image_digests")}
+        path = pathlib.Path(given["lock"] or folder.LOCK).absolute()
+        lock = yaml_load(path.read_text(encoding="utf-8"))
+        if malformed := bundle_lock.malformed(lock):
+            raise Refused(malformed)
+        of_nodes = [node["ansible_facts"]["rdma"]["node"] for node in read]
+        architectures = sorted({packages.architecture(node) for node in of_nodes} & {"amd64", "arm64"})
+        distributions = sorted({packages.distribution(node) for node in of_nodes})
+        described, files = folder.cached(where, lock, (architectures, distributions), given["image_digests"] or {})
+        pythons, wheels = _wheels(read, os.path.join(where, "wheels"))
+        # A comparison fetches nothing: what is missing is a finding of its roles.
+        if partial or not (files or wheels):
+            return {}
+        names = sorted({row["name"] for kind in ("artifacts", "images") for row in lock[kind]} & set(folder.CACHED))
+        return {
+            "folder": where,
+            "files": files,
+            "wheels": wheels,
+            "described": described,
+            "names": names,
+            "programs": folder.PROGRAMS,
+            "architectures": architectures,
+            "distributions": distributions,
+            "pythons": pythons,
+            "lock": str(path),
+        }
 
     def _members(self, task_vars):
         """(nodes, servers) of the inventory, whichever this run has; without a group the first node is the server."""
@@ -207,6 +248,19 @@ def _read_of(task_vars, hosts, since) -> list[dict]:
             later = {"failure": later.get("failure") or later.get("msg")}
         nodes.append({**read, **later})
     return nodes
+
+
+def _wheels(nodes, where) -> tuple[list[str], bool]:
+    """Pythons of the nodes that install the device plugin from the bundle, and whether the folder lacks a library."""
+    own = [
+        (node["k3s"]["python"], node["ansible_facts"]["rdma"]["node"]["architecture"])
+        for node in nodes
+        if node["variables"]["device_plugin_mode"] == "systemd"
+        and not node["variables"]["device_plugin_wheel_dir"]
+        and (node.get("k3s") or {}).get("python")
+    ]
+    wanted = {file for each in set(own) for file in wheels_of.fitting(folder.lock()["wheels"], *each)}
+    return sorted({python for python, _machine in own}), any(not os.path.isfile(f"{where}/{file}") for file in wanted)
 
 
 @functools.cache

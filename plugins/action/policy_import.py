@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import re
 
 import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Refused, at
 from ansible_collections.gpufabric.rdma.plugins.modules import policy_import as documented
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
@@ -16,6 +18,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import h
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
+HEADER, MARK = "---\n# Made by gpufabric.rdma.import_policy from ", "gpufabric.rdma.import_policy"
 # Whose variables an import writes.
 WRITTEN = ("device_plugin", "driver", "networks")
 
@@ -49,9 +52,63 @@ class ActionModule(ActionBase):
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in findings)
             return {**result, "failed": True, "findings": findings, "msg": f"{count}, nothing is written: {listed}"}
         names = [pathlib.Path(path).name for path in args["files"]]
-        parts = {"": text(made["variables"], names)}
-        parts.update({group: text(one["variables"], names) for group, one in made["groups"].items()})
-        return {**result, "text": parts[""], "texts": [{"group": name, "text": one} for name, one in parts.items()]}
+        parts = {"": made["variables"], **{group: one["variables"] for group, one in made["groups"].items()}}
+        dest, texts = args["dest"], []
+        base = _group_vars(task_vars.get("ansible_inventory_sources") or [])
+        for group, one in parts.items():
+            if dest:
+                path = pathlib.Path(os.path.abspath(dest))
+                path = path.parents[1] / group / path.name if group else path
+            else:
+                path = _place(base, group or "gpu_nodes")
+            findings += _twice(path, one)
+            if one or not _shared(path):
+                texts.append({"group": group, "text": text(one, names), "dest": str(path), "block": _shared(path)})
+        if findings:
+            raise Refused(findings)
+        terminal.show(f"variables for {', '.join(one['dest'] for one in texts)}\n")
+        return {**result, "text": text(made["variables"], names), "texts": texts}
+
+
+def _group_vars(sources: list[str]) -> pathlib.Path:
+    """Where Ansible reads variables of the inventory's groups: beside its file, in its folder, else where it is run."""
+    for path in map(pathlib.Path, map(os.path.abspath, sources)):
+        if path.exists():
+            return (path if path.is_dir() else path.parent) / "group_vars"
+    return pathlib.Path("group_vars").absolute()
+
+
+def _place(group_vars: pathlib.Path, group: str) -> pathlib.Path:
+    """The group's file where there is one, because a folder of the group would hide it; else a file in its folder."""
+    folder = group_vars / group
+    files = [] if folder.is_dir() else [path for path in _files(folder) if path.is_file()]
+    return files[0] if files else folder / "policy.yml"
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Files that a group may have in place of this folder."""
+    return [folder.with_name(f"{folder.name}{end}") for end in (".yml", ".yaml")]
+
+
+def _shared(path: pathlib.Path) -> bool:
+    """Whether the file has variables of the user, too: then the import is a block of it."""
+    return path.is_file() and not path.read_text(encoding="utf-8").startswith(HEADER)
+
+
+def _twice(path: pathlib.Path, variables: dict) -> list[Finding]:
+    """What would hide the user's variables, or be set twice."""
+    hidden = [file for file in _files(path.parent) if file.is_file()]
+    if hidden and not path.parent.is_dir():
+        step = "leave policy_dest out, and the import becomes a block of that file"
+        return [Finding(f"policy_dest {path}", f"a place that leaves {hidden[0]} in effect", "its folder", step)]
+    if not _shared(path):
+        return []
+    own = re.sub(rf"^# BEGIN {MARK}$.*?^# END {MARK}$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return [
+        Finding(f"variable {name}", "set in one place", f"{path} sets it too", "remove it there and import again")
+        for name in variables
+        if re.search(rf"^{re.escape(name)}\s*:", own, re.M)
+    ]
 
 
 class _Loader(yaml.SafeLoader):
@@ -108,4 +165,4 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 def text(variables: dict, sources: list[str]) -> str:
     """The variables as a file of group_vars."""
     made = yaml.dump(variables, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120)
-    return f"---\n# Made by gpufabric.rdma.import_policy from {', '.join(sources)}.\n{made}"
+    return f"{HEADER}{', '.join(sources)}.\n{made}"

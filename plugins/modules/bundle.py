@@ -13,7 +13,7 @@ description:
     SHA-256 or digest, and lists the folder's content in its C(bundle.yml).
   - Nothing is fetched that cannot be checked. A file that does not match the lock is deleted.
   - Images are copied with C(skopeo), which checks their digest. The device plugin's own image is built from a base
-    image and the locked wheels, without running anything.
+    image and the locked wheels, without running anything. What O(programs) lists is read from the registry over HTTPS.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
 author:
@@ -30,6 +30,11 @@ options:
     type: list
     elements: str
     default: []
+  programs:
+    description: Images of O(names) of which the folder gets one program as a file, by the program's name in the image.
+    type: dict
+    default: {}
+  only: {description: 'Path in the folder of the one thing to fetch now, of all that is missing.', type: str}
   architectures:
     description: Architectures of the nodes.
     type: list
@@ -105,10 +110,13 @@ not_applied:
 """
 
 import hashlib
+import io
 import json
 import os
+import re
 import tarfile
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
@@ -129,6 +137,10 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin impo
 
 CLUSTER_ROLES = ("cni_plugins", "k3s", "flannel", "multus", "networks", "device_plugin", "node_ready", "verification")
 SECONDS = 60
+MANIFESTS = (
+    "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json, "
+    "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
+)
 HEADER = "# Written by playbooks/bundle.yml. JSON is YAML.\n"
 
 
@@ -144,6 +156,11 @@ def plan(folder: str, wanted: dict) -> Plan:
         seen = sum_or_nothing(os.path.join(folder, row["path"]))
         if seen != row["sha256"]:
             made.change(row["path"], "fetch", seen, row["sha256"])
+    for row in wanted["programs"]:
+        before = known.get(row["path"], {})
+        seen = sum_or_nothing(os.path.join(folder, row["path"]))
+        if not seen or (before.get("digest"), before.get("sha256")) != (row["digest"], seen):
+            made.change(row["path"], "extract", seen, row["digest"])
     for row in wanted["images"]:
         before = known.get(row["path"], {})
         seen = sum_or_nothing(os.path.join(folder, row["path"]))
@@ -157,7 +174,8 @@ def described(folder: str) -> dict:
     try:
         with open(os.path.join(folder, bundle_lock.DESCRIPTION), encoding="utf-8") as stream:
             text = stream.read()
-        return {row["path"]: row for row in json.loads(text.partition("\n")[2])["images"]}
+        document = json.loads(text.partition("\n")[2])
+        return {row["path"]: row for row in [*document["files"], *document["images"]]}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -197,6 +215,53 @@ def fetch(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
                 f"sha256 {digest.hexdigest()} from {address}",
                 "do not use it; check whether the mirror or the network alters it, then whether the lock is right",
             )
+
+
+def extract(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
+    """Put one program of an image into the folder. Whatever the registry answers is checked by its digest."""
+    scheme, _separator, address = mirrored(row["reference"].rpartition(":")[0], mirrors).rpartition("://")
+    host, _slash, repository = address.partition("/")
+    base, headers = f"{scheme or 'https'}://{host}/v2/{repository}", {"Accept": MANIFESTS}
+    try:
+        manifest = json.loads(_answer(f"{base}/manifests", row["digest"], headers, opener))
+        if "manifests" in manifest:
+            platform = {"os": "linux", "architecture": row["architecture"]}
+            rows = [one for one in manifest["manifests"] if platform.items() <= (one.get("platform") or {}).items()]
+            manifest = json.loads(_answer(f"{base}/manifests", rows[0]["digest"], headers, opener))
+        for layer in reversed(manifest["layers"]):
+            content = _answer(f"{base}/blobs", layer["digest"], headers, opener)
+            with tarfile.open(fileobj=io.BytesIO(content)) as files:
+                for member in files:
+                    if member.isfile() and os.path.normpath(member.name).lstrip("/") == row["program"]:
+                        write(os.path.join(folder, row["path"]), files.extractfile(member).read())
+                        return
+        seen = f"no file {row['program']} in it"
+    except (URLError, OSError, ValueError, LookupError, TypeError, AttributeError, tarfile.TarError) as error:
+        seen = f"{base}: {type(error).__name__}: {error}"
+    wanted = f"image {row['reference']} with digest {row['digest']} for {row['architecture']}"
+    step = "run this where the registry can be reached, or set a mirror in bundle_mirrors"
+    raise Refused.because(row["path"], wanted, seen, step)
+
+
+def _answer(base: str, digest: str, headers: dict, opener) -> bytes:
+    """What a registry has under a digest. It may ask for a token, which anybody gets; redirects do not see it."""
+    address = f"{base}/{digest}"
+    more = {"timeout": SECONDS, "http_agent": "gpufabric.rdma"}
+    try:
+        response = opener(address, headers=headers, unredirected_headers=["Authorization"], **more)
+    except HTTPError as error:
+        challenge = dict(re.findall(r'(\w+)="([^"]*)"', error.headers.get("WWW-Authenticate") or ""))
+        if error.code != 401 or "Authorization" in headers or "realm" not in challenge:
+            raise
+        scope = urlencode({key: challenge[key] for key in ("service", "scope") if key in challenge})
+        token = json.load(opener(f"{challenge['realm']}?{scope}", **more))["token"]
+        headers["Authorization"] = f"Bearer {token}"
+        response = opener(address, headers=headers, unredirected_headers=["Authorization"], **more)
+    content = response.read()
+    seen = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    if seen != digest:
+        raise ValueError(f"{seen} instead of {digest}; do not use it, something alters it on the way")
+    return content
 
 
 def copy(folder: str, row: dict, mirrors: dict, run) -> None:
@@ -247,7 +312,8 @@ def _copy(temporary: str, row: dict, reference: str, mirrors: dict, run) -> None
 
 def describe(folder: str, wanted: dict, origin: str) -> str:
     images = [{**row, "sha256": sum_or_nothing(os.path.join(folder, row["path"]))} for row in wanted["images"]]
-    text = bundle_lock.describe(origin, wanted["files"], images)
+    programs = [{**row, "sha256": sum_or_nothing(os.path.join(folder, row["path"]))} for row in wanted["programs"]]
+    text = bundle_lock.describe(origin, [*wanted["files"], *programs], images)
     rows = {row["path"]: row for row in wanted["images"]}
     for row in text["images"]:
         known = rows.get(row["path"], {})
@@ -261,6 +327,8 @@ def main() -> None:
             "folder": {"type": "path", "required": True},
             "lock": {"type": "dict", "required": True},
             "names": {"type": "list", "elements": "str", "default": []},
+            "programs": {"type": "dict", "default": {}},
+            "only": {"type": "str"},
             "architectures": {"type": "list", "elements": "str", "choices": ["amd64", "arm64"], "default": ["amd64"]},
             "distributions": {"type": "list", "elements": "str", "default": []},
             "driver_version": {"type": "str", "default": ""},
@@ -293,6 +361,7 @@ def main() -> None:
     platforms = (given["architectures"], given["distributions"])
     findings += bundle_lock.undrivable(lock, given["driver_version"], *platforms, given["sums"])
     wanted = bundle_lock.wanted(lock, names, *platforms, digests, given["driver_version"], given["sums"])
+    wanted = bundle_lock.programs(wanted, given["programs"])
     with reported(module):
         if findings:
             raise Refused(findings)
@@ -302,24 +371,30 @@ def main() -> None:
             made.not_applied.append(
                 f"{name} is left out: the lock has no digest for it; set one in bundle_image_digests"
             )
-        done = made.changes if module.check_mode else _fill(given, wanted, made, module.run_command)
+        done = made.changes if module.check_mode else _fill(given, wanted, made, module)
     module.exit_json(**result(made, done))
 
 
-def _fill(given: dict, wanted: dict, made: Plan, run) -> list:
+def _fill(given: dict, wanted: dict, made: Plan, module: AnsibleModule) -> list:
     """Put into the folder what the plan says. Returns the changes."""
-    folder, mirrors, done = given["folder"], given["mirrors"], []
-    rows = {row["path"]: row for row in [*wanted["files"], *wanted["images"]]}
+    folder, mirrors, run, done = given["folder"], given["mirrors"], module.run_command, []
+    rows = {row["path"]: row for row in [*wanted["files"], *wanted["programs"], *wanted["images"]]}
+    if {"copy", "build"} & {change.action for change in made.changes} and not module.get_bin_path("skopeo"):
+        step = "install skopeo (apt-get install skopeo, dnf install skopeo) and run again; nothing has been downloaded"
+        raise Refused.because("program skopeo", "on the path, to copy images by digest", "not found", step)
     with keeping(done):
-        for change in made.changes:
+        for change in [one for one in made.changes if given["only"] in (None, one.object)]:
             if change.action == "fetch":
                 fetch(folder, rows[change.object], mirrors)
+            elif change.action == "extract":
+                extract(folder, rows[change.object], mirrors)
             elif change.action == "build":
                 build(folder, rows[change.object], mirrors, run, given["plugin_image"])
             else:
                 copy(folder, rows[change.object], mirrors, run)
             done.append(change)
-        done += _write_description(folder, wanted, given["lock"].get("origin", "release"))
+        if {change.object for change in made.changes} == {change.object for change in done}:
+            done += _write_description(folder, wanted, given["lock"].get("origin", "release"))
     return done
 
 

@@ -26,6 +26,11 @@ options:
     type: list
     elements: path
     required: true
+  dest:
+    description:
+      - File that the variables are for. Those of a NicNodePolicy go into the folder of its group.
+      - If omitted, the file of the group in the inventory's C(group_vars), or C(policy.yml) in the folder of the group.
+    type: path
   nodes:
     description:
       - Nodes that the files are compared with, each with C(host) and C(facts) (what M(gpufabric.rdma.hca_facts) returns
@@ -65,7 +70,9 @@ lines:
 explanation: {description: The lines as readable text. It is also printed., returned: always, type: str}
 text: {description: The variables as a file of C(group_vars)., returned: success, type: str}
 texts:
-  description: The same, and one for each group of a NicNodePolicy, with C(group) (empty for all nodes) and C(text).
+  description:
+    - The same, and one for each group of a NicNodePolicy, with C(group) (empty for all nodes), C(text), C(dest) and
+      C(block), which says that C(dest) has variables of the user too.
   returned: success
   type: list
   elements: dict

@@ -185,6 +185,19 @@ def wanted(
     return {"files": files, "images": images}
 
 
+def programs(rows: dict, names: dict) -> dict:
+    """`wanted`, with the images of these names as rows of files in `programs`. names: {image: its program's path}."""
+    files, images = [], []
+    for row in rows["images"]:
+        name, _colon, version = _basename(row["reference"]).partition(":")
+        if name in names:
+            path = f"files/{row['architecture']}/{name}-{version}"
+            files.append({**row, "name": name, "version": version, "program": names[name], "path": path})
+        else:
+            images.append(row)
+    return {**rows, "images": images, "programs": files}
+
+
 def plugin_image(locked: dict, base: str | None, architectures: Iterable[str]) -> list[dict]:
     """Rows of `images` for the device plugin's image, with the base it is built on. Refused without a digest for it.
 
@@ -219,7 +232,7 @@ def _basename(url: str) -> str:
 
 def describe(origin: str, files: Iterable[dict], images: Iterable[dict]) -> dict:
     """bundle.yml from rows that were fetched and checked; image archives shipped as files are listed as images too."""
-    keep = ("name", "version", "architecture", "distribution", "path", "sha256")
+    keep = ("name", "version", "architecture", "distribution", "path", "sha256", "digest")
     rows, archives = [], []
     for row in files:
         if row.get("kind") == "image_archive":

@@ -10,6 +10,7 @@ import json
 from ...module_utils._bundle.lock import DRIVER
 from ...module_utils._core.change import Finding
 from ...module_utils._driver import packages as driver_packages
+from . import folder as bundle_folder
 
 
 def packages(bundle: dict, node: dict, version: str) -> list[dict]:
@@ -24,12 +25,18 @@ def from_bundle(variables: dict) -> bool:
     if variables["driver_flavor"] != "doca" or variables["driver_source"] == "repository":
         return False
     given = variables["driver_repository_url"] or variables["driver_host_package"]
-    return variables["driver_source"] == "bundle" or bool(variables["k3s_bundle_dir"] and not given)
+    return variables["driver_source"] == "bundle" or bool(_folder(variables) and not given)
+
+
+def _folder(variables: dict) -> str | None:
+    """The bundle folder; the controller's cache never has a driver."""
+    given = variables["k3s_bundle_dir"]
+    return None if given == bundle_folder.cache() else given
 
 
 def findings(variables: dict, node: dict, bundle: dict | None) -> list[Finding]:
     """Why the driver cannot come out of the bundle, with the command that adds it."""
-    folder, version = variables["k3s_bundle_dir"], variables["driver_version"]
+    folder, version = _folder(variables), variables["driver_version"]
     if not from_bundle(variables) or packages(bundle or {}, node, version):
         return []
     if not folder:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import yaml
 from ansible.module_utils.common.yaml import yaml_load
 
+from ...module_utils._bundle import lock as bundle_lock
 from ...module_utils._bundle.lock import DESCRIPTION, ORIGINS, SCHEMA
 from ...module_utils._core.change import Finding
 from ...module_utils._core.files import sha256_of
@@ -26,12 +27,12 @@ LOCK = pathlib.Path(__file__).resolve().parents[3] / "lock/artifacts.yml"
 ARCHITECTURES = ("amd64", "arm64", "any")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTAINERS = ("initContainers", "containers")
-NOT_SET = Finding(
-    "variable k3s_bundle_dir",
-    "the folder with the software of the cluster layer, for nodes that have none",
-    "not set",
-    "fill a folder with playbooks/bundle.yml on a connected machine and set k3s_bundle_dir to it",
-)
+# What a node cannot pull by itself, for the controller's cache; and images of which it is one program.
+CACHED = ("k3s", "k3s-selinux", "cni-plugins", "flannel-cni-plugin")
+PROGRAMS = {"flannel-cni-plugin": "flannel"}
+# What a node with Internet access cannot pull by itself: all of it comes through the controller's cache.
+CACHED = ("k3s", "k3s-selinux", "cni-plugins", "flannel-cni-plugin")
+PROGRAMS = {"flannel-cni-plugin": "flannel"}
 _FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy all of it here"
 
 
@@ -39,6 +40,27 @@ _FILL = "fill the folder with playbooks/bundle.yml on a connected machine and co
 def lock() -> dict:
     """The collection's lock. Do not modify it."""
     return yaml_load(LOCK.read_text(encoding="utf-8"))
+
+
+def cache() -> str:
+    """The folder on the controller that stands for a bundle where none is given."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "gpufabric.rdma")
+
+
+def cached(folder: str, content: dict, platforms: tuple, digests: dict) -> tuple[dict, list[str]]:
+    """bundle.yml of the filled cache, and the paths that it lacks, or holds otherwise.
+
+    content: of a lock. platforms: (architectures, distributions). digests: given by the user, by reference.
+    """
+    rows = bundle_lock.programs(bundle_lock.wanted(content, CACHED, *platforms, digests), PROGRAMS)
+    expected = bundle_lock.describe(content.get("origin", "release"), [*rows["files"], *rows["programs"]], [])
+    held = {row["path"]: row for row in (described(folder) or {}).get("files") or []}
+    lacking = [
+        row["path"]
+        for row in expected["files"]
+        if not row.items() <= held.get(row["path"], {}).items() or damaged(folder, [held[row["path"]]])
+    ]
+    return expected, lacking
 
 
 def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
@@ -173,8 +195,11 @@ def by_digest(objects: list[dict], lock: dict, bundle: dict | None) -> list[dict
     What a bundle brings was fetched by digest and is imported under its tag, the only name by which containerd then
     knows it; the kubelet pulls everything else, and a tag may move.
 
-    An image that the lock does not have, that has no digest there or that names its own, stays as it is.
+    An image that the lock does not have, that has no digest there or that names its own, stays as it is. So do all
+    where the bundle is a user's own builds, whose digests the lock cannot know.
     """
+    if (bundle or {}).get("origin", "release") != "release":
+        return objects
     brought = {image.get("reference") for image in (bundle or {}).get("images") or ()}
     digests = {
         image["reference"]: image["digests"]["index"]

@@ -25,11 +25,10 @@ SYSTEM_IMAGES = "k3s-airgap-images"
 _MACHINES = {architecture: machine for machine, architecture in cni.ARCHITECTURES.items()}
 
 
-def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]]:
+def read(folder: str | None) -> tuple[dict | None, list[dict]]:
     """The bundle's description and what is wrong with it; None where there is none to use."""
-    bare = [node["host"] for node in nodes if node["state"] and not node["state"]["version"]]
     if not folder:
-        return None, [row for host in bare for row in at(host, [bundle_folder.NOT_SET])]
+        return None, []
     path = os.path.join(folder, bundle_folder.DESCRIPTION)
     try:
         with open(path, "rb") as stream:

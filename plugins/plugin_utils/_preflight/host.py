@@ -13,6 +13,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
+from ...module_utils._driver import packages
 from ...module_utils._driver import plan as driver_plan
 from ...module_utils._host import kernel_modules, memlock, netns, rail_links
 from ...module_utils.hca import facts as hca_facts
@@ -510,6 +511,27 @@ PLANNED = {
     "limits": "containers inherit locked memory and start order from it",
     "rail_links": "rail_links_settings",
 }
+
+
+def tools(facts: dict, variables: dict) -> dict[str, list[str]]:
+    """{apt or dnf: packages that traffic is verified with and the node lacks}, in the version of its own rdma-core: any
+    other would replace that.
+    """
+    manager = packages.manager(facts["node"])
+    if (
+        not variables["verification_tools"]
+        or variables["discovery_root"].rstrip("/")
+        or not facts["hcas"]
+        or not manager
+    ):
+        return {}
+    there = facts["driver"]["installed"]["packages"]
+    version = there.get("libibverbs1") or there.get("libibverbs")
+    begin, joint = {packages.APT: ("", "="), packages.DNF: ("lib", "-")}[manager]
+    of_rdma_core = (f"{begin}rdmacm-utils", f"{begin}ibverbs-utils", "infiniband-diags")
+    wanted = {name: f"{name}{joint}{version}" if version else name for name in of_rdma_core} | {"perftest": "perftest"}
+    lacking = [package for name, package in wanted.items() if name not in there]
+    return {manager: lacking} if lacking else {}
 
 
 def plans(facts: dict, variables: dict) -> dict:

@@ -320,7 +320,11 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
     attachments = [_normal(item, variables) for item in variables["networks_attachments"]]
     findings: list[Finding] = []
     notes: list[str] = []
-    if variables["networks_rails"]:
+    of_rails = variables["networks_rails"]
+    if of_rails is None:  # Over Ethernet, pods have no GID without a network of the rail.
+        layers = {rail["link_layer"] for node in nodes for rail in node["rails"]}
+        of_rails = "Ethernet" in layers and not variables["networks_attachments"]
+    if of_rails:
         rails, findings, notes = rail_attachments(variables, nodes, resources)
         attachments += [_normal(item, variables) for item in rails]
     for item in attachments:

@@ -9,6 +9,7 @@ k3s, networks, firewall, runtime}, or with `lost` or `failure`, which say why it
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,6 +40,8 @@ class Run(NamedTuple):
     on, what it was told)}. offered: what cluster_info read of DRA. partial: nodes that could not be read, or whose
     variables are invalid, are left out instead of stopping the run. lacking: {tool: collection that the controller
     does not have}.
+    fetch: what the controller's cache, which is the bundle then, lacks: {files, wheels, described: bundle.yml once it
+    is filled, …}; what is in those files cannot be compared yet.
     """
 
     roles: Sequence[str]
@@ -57,6 +60,7 @@ class Run(NamedTuple):
     lacking: Mapping[str, str] = {}
     upgrade: bool = False
     partial: bool = False
+    fetch: Mapping[str, Any] = {}
 
 
 def plan(nodes: list[dict], run: Run) -> dict:
@@ -100,12 +104,19 @@ def _plan(nodes: list[dict], run: Run) -> dict:
         wrong = {item["host"] for item in findings}
         read = [node for node in read if node["host"] not in wrong]
     run = run._replace(registered=_registered(read, run))
+    if run.fetch:
+        lacking = ", ".join(run.fetch["files"] + ["the device plugin's libraries"] * run.fetch["wheels"])
+        made["notes"].append(f"{run.bundle} is filled first, with {lacking}")
     if read and (run.partial or len(read) == len(nodes)):
         for role, planner in _PLANNERS.items():
             if role in run.roles:
                 planner(read, run, made)
     if "node_firewall" in run.roles:
         made["lacking"] = dict(run.lacking)
+    made["fetch"] = dict(run.fetch)
+    if read and made.get("networks") and made.get("device_plugin"):
+        configured = made["hosts"][read[0]["host"]]["device_plugin"]["config"]
+        made["pod"] = first_pod(configured, made["networks"]["objects"], read[0]["variables"]["flannel_image"])
     if HOST_LAYER in run.roles:
         made["settled"] = all(decided.get("settled") for decided in hosts.values())
     return with_findings(made, findings)
@@ -165,13 +176,16 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
         rows.insert(0, host.unread(node.get("failure") or "no answer"))
     elif HOST_LAYER in run.roles:
         problems, notes = host.combinations(facts, typed, _described(typed["k3s_bundle_dir"]))
-        outcome = host.plan(facts, typed)
+        outcome, tools = host.plan(facts, typed), host.tools(facts, typed)
         rows += problems + outcome["findings"]
         kept = ("settled", "reboot_reasons", "not_applied", "not_verified")
         decided = {
             **{name: outcome[name] for name in kept},
             "plan": outcome["changes"],
-            "notes": notes + outcome["notes"],
+            "notes": notes
+            + outcome["notes"]
+            + [f"to verify traffic, {name} installs {', '.join(tools[name])}" for name in tools],
+            "tools": tools,
             "rail_map": rail_map.of_node(facts, typed),
             "driver": (facts.get("driver") or {}).get("explanation"),
         }
@@ -198,13 +212,13 @@ def name_of(node: dict) -> str:
 def _rules(role: str, nodes: list[dict], run: Run, made: dict) -> None:
     for node in nodes:
         typed = node["variables"]
-        bundle = _described(typed["k3s_bundle_dir"])
+        bundle = run.fetch.get("described") or _described(typed["k3s_bundle_dir"])
         _add(made, role, at(node["host"], roles.findings(role, typed, _facts(node), run.groups, bundle)))
 
 
 def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
     given = [_k3s_node(node, run) for node in nodes]
-    bundle, wrong = needs.read(run.bundle, given)
+    bundle, wrong = (run.fetch["described"], []) if run.fetch else needs.read(run.bundle)
     where = run.bundle or ""
     outside = [_k3s_node(node, run) for node in run.outside]
     decided = k3s.decide(given, bundle, where, run.upgrade, run.now, run.groups["all"], outside)
@@ -213,6 +227,7 @@ def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
     rows = wrong + found + _machines(nodes, run)
     if bundle is not None:
         rows += needs.lacking_on(given, bundle, where, run.lock)
+    if bundle is not None and not run.fetch:
         rows += at(CONTROLLER, bundle_folder.damaged(where, k3s.needed(decided["nodes"], bundle)))
     _add(made, "k3s", rows + (k3s.upgrade(decided["nodes"]) if run.upgrade else []))
     made["notes"] += decided["notes"]
@@ -224,7 +239,7 @@ def _k3s_node(node: dict, run: Run) -> dict:
     typed, facts, servers = node["variables"], _facts(node) or {}, list(run.servers)
     guessed = "k3s_servers" not in run.groups or "gpufabric_first_server" in run.groups
     own = {name.removeprefix("k3s_"): typed[name] for name in variables.options(["k3s"]) if name in typed}
-    wheels = wheel_dir(typed) if typed["device_plugin_mode"] == "systemd" else ""
+    wheels = wheel_dir(typed) if typed["device_plugin_mode"] == "systemd" and not run.fetch else ""
     return {
         "host": node["host"],
         "state": node.get("k3s"),
@@ -262,7 +277,7 @@ def _cni_plugins(nodes: list[dict], run: Run, made: dict) -> None:
         typed, machine = node["variables"], _facts(node)["node"]["architecture"]
         where, names = typed["k3s_bundle_dir"], typed["cni_plugins_names"]
         bundle = _described(where)
-        if bundle is None:
+        if bundle is None or run.fetch:
             continue
         key = (where, tuple(names), machine)
         if key not in chosen:
@@ -302,11 +317,14 @@ def _firewall(nodes: list[dict], run: Run, made: dict) -> None:
     made["listen_seconds"] = max(300, 5 * len(nodes))
 
 
-def wheel_dir(typed: dict) -> str:
-    """The folder that the device plugin's libraries come from: the one that is set, else the bundle's, or none."""
+def wheel_dir(typed: dict, fetched: bool = False) -> str:
+    """The folder that the device plugin's libraries come from: the one that is set, else the bundle's, or none.
+
+    fetched: whether they come into the bundle before the node is changed.
+    """
     bundle, given = typed["k3s_bundle_dir"], typed["device_plugin_wheel_dir"]
     in_bundle = os.path.join(bundle, "wheels") if bundle else ""
-    return given or (in_bundle if os.path.isdir(in_bundle) else "")
+    return given or (in_bundle if fetched or os.path.isdir(in_bundle) else "")
 
 
 def _names(nodes: list[dict], run: Run, made: dict) -> None:
@@ -386,7 +404,7 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
     if serving:
         made["notes"] += dra.notes(run.offered, serving[0]["variables"]["device_plugin_extended_resources"])
     for node in nodes:
-        wheels, own = wheel_dir(node["variables"]), node.get("k3s") or {}
+        wheels, own = wheel_dir(node["variables"], bool(run.fetch)), node.get("k3s") or {}
         made["hosts"][node["host"]]["device_plugin"] = {**_plugin_config(node), "wheel_dir": wheels}
         if node["variables"]["device_plugin_mode"] == "systemd" and not wheels and own.get("ensurepip") is False:
             _add(made, "device_plugin", at(node["host"], [plugin_plan.without_ensurepip(own["python"])]))
@@ -421,6 +439,32 @@ def _plugin_of_cluster(nodes: list[dict], serving: list[dict], run: Run, mine: d
     }
     made += plugin_dra.objects([{"name": name_of(node), "rails": _over_dra(node)} for node in serving], of_dra)
     return {"objects": made, "namespace": of_dra["namespace"]}
+
+
+def first_pod(configured: str, objects: list[dict], image: str) -> dict | None:
+    """A pod that holds the first resource, with the network of its rail, and says what it got; None over DRA only.
+
+    configured: the plugin's config.json. image: one with a shell that each node has.
+    """
+    entries = [one for one in json.loads(configured or "{}").get("configList", ()) if one.get("api") != config.DRA]
+    if not entries:
+        return None
+    resource = config.full_name(entries[0])
+    metadata: dict[str, Any] = {"name": "rdma-first"}
+    for item in objects:
+        if (item["metadata"].get("annotations") or {}).get(networks.RESOURCE_ANNOTATION) == resource:
+            metadata["namespace"] = item["metadata"]["namespace"]
+            metadata["annotations"] = {"k8s.v1.cni.cncf.io/networks": item["metadata"]["name"]}
+            break
+    says = "ulimit -l; ls -l /dev/infiniband; ip address; grep . /sys/class/infiniband/*/ports/*/state; sleep infinity"
+    container = {
+        "name": "verbs",
+        "image": image,
+        "command": ["sh", "-c", says],
+        "resources": {"limits": {resource: 1}},
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
 
 
 def _over_dra(node: dict) -> dict:

@@ -100,7 +100,7 @@ def moved(facts: dict, variables: dict, plugin_config: str | None, files: dict[s
     sources = {}
     if variables["device_plugin_resources"] == config.RAILS:
         sources["the device plugin"] = _of_plugin(plugin_config)
-    if variables["networks_rails"]:
+    if variables["networks_rails"] is not False:
         sources["networks"] = _of_networks(files)
     for who, before in sources.items():
         numbers = {name: index for index, (_key, name) in before.items()}

@@ -39,8 +39,6 @@ def _cni_plugins(values: dict, _facts: dict | None, _groups: dict) -> list[Findi
         seen = f"a list without {', '.join(missing)}"
         step = "add them where the list is set (inventory, group_vars or -e)"
         found.append(Finding("variable cni_plugins_names", "the plugins that every pod needs", seen, step))
-    if not values["k3s_bundle_dir"]:
-        found.append(bundle_folder.NOT_SET)
     return found
 
 
@@ -123,9 +121,11 @@ def _plugin_image(values: dict, bundle: dict | None) -> list[Finding]:
     images = (bundle or {}).get("images") or []
     if not wanted or image in {row.get("reference") for row in images if isinstance(row, dict)}:
         return []
-    step = (
-        f"add it with: ansible-playbook gpufabric.rdma.bundle -e bundle_dir={folder} -e bundle_plugin_image=true; or "
-        "name an image of a registry in device_plugin_image"
+    # The cache holds what nodes cannot pull, and nothing else for long.
+    place = "FOLDER" if folder == bundle_folder.cache() else folder
+    step = f"add it with: ansible-playbook gpufabric.rdma.bundle -e bundle_dir={place} -e bundle_plugin_image=true"
+    step += (
+        " and set k3s_bundle_dir to it" * (place != folder) + "; or name an image of a registry in device_plugin_image"
     )
     return [Finding(f"bundle {folder}", f"image {image}, for device_plugin_mode: daemonset", "no such image", step)]
 

@@ -19,6 +19,7 @@ import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan, wheels
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, running, tree
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils._cni.test_cni_lint import program
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.modules.test_bundle import push, serving
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROLES = ["cni_plugins", "flannel", "node_ready", "multus"]
@@ -175,6 +176,59 @@ def test_a_bare_node_is_predicted_set_up_left_alone_and_healed(tmp_path):
     site.play("--limit", "node2")
     assert (site.contents(), site.objects()) == (settled, known)
     assert (root / "etc/gpufabric-rdma/node-ready.token").stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_bundle_folder_the_controllers_cache_is_filled_once(tmp_path):
+    """Check mode fetches nothing; a damaged file is fetched again; the nodes get what was fetched."""
+    site, cache = PodNetwork(tmp_path), tmp_path / "cache/gpufabric.rdma"
+    cluster_roles = {"name": "gpufabric.rdma.discovery", "rolespec_validate": False}
+    tasks = [
+        {"ansible.builtin.include_role": cluster_roles, "vars": {"__discovery_roles": ["k3s", "cni_plugins"]}},
+        {"ansible.builtin.include_role": {"name": "gpufabric.rdma.cni_plugins"}, "when": "not ansible_check_mode"},
+    ]
+    play = {"name": "Nodes", "hosts": "gpu_nodes", "gather_facts": False, "any_errors_fatal": True, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    site.hosts["node1"]["k3s_node_ip"], site.hosts["node2"]["k3s_node_ip"] = "198.18.1.2", "198.18.0.15"
+
+    def run(*words):
+        return running.play(tmp_path, "-i", "hosts.json", "play.yml", *words, XDG_CACHE_HOME=str(cache.parent))
+
+    with serving(tmp_path / "mirror") as address:
+        digest = push(tmp_path / "mirror", "f/flannel-cni-plugin", "flannel", program())
+        rows = []
+        for name, file in (("k3s", "k3s"), ("cni-plugins", "cni.tgz")):
+            data = (tmp_path / "bundle" / file).read_bytes()
+            (tmp_path / "mirror" / file).write_bytes(data)
+            of_file = {"url": f"https://example.org/{file}", "sha256": hashlib.sha256(data).hexdigest()}
+            row = {"name": name, "version": "v1", "kind": "binary", "used_by": "k3s"}
+            rows.append({**row, "files": [{"architecture": "amd64", **of_file}]})
+        image = {"name": "flannel-cni-plugin", "version": "v1", "used_by": "flannel", "digests": {"index": digest}}
+        images = [{**image, "reference": "ghcr.io/f/flannel-cni-plugin:v1"}]
+        lock = {"origin": "own", "artifacts": rows, "images": images}
+        (tmp_path / "lock.yml").write_text(json.dumps(lock))
+        mirrors = {"https://example.org": address, "ghcr.io": address}
+        given = {"bundle_lock": str(tmp_path / "lock.yml"), "bundle_mirrors": mirrors, "k3s_bundle_dir": None}
+        site.variables |= {**given, "k3s_cluster_cidr": "10.43.0.0/16"}
+        site.write()
+        code, output = run()
+        assert (code != 0, "k3s_service_cidr" in output, cache.exists()) == (True, True, False), output
+
+        del site.variables["k3s_cluster_cidr"]
+        site.write()
+        code, output = run("--check")
+        assert (code, f"{cache} is filled first" in " ".join(output.split()), cache.exists()) == (0, True, False), (
+            output
+        )
+        code, output = run()
+        assert code == 0, output
+        described = json.loads((cache / "bundle.yml").read_text().partition("\n")[2])
+        assert [row["name"] for row in described["files"]] == ["k3s", "cni-plugins", "flannel-cni-plugin"]
+        assert all((root / "opt/cni/bin/flannel").is_file() for root in site.nodes.values())
+        (cache / "files/amd64/k3s").write_text("swapped")
+        assert run("--limit", "node1")[0] == 0
+    assert (cache / "files/amd64/k3s").read_bytes() == b"program"
+    code, output = run()
+    assert (code, output.count("changed=0")) == (0, 2), output
 
 
 # --- all roles of host and cluster ------------------------------------------------------------------------------------

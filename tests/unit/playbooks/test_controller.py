@@ -102,6 +102,28 @@ def test_a_policy_becomes_a_file_of_variables_and_is_explained(play, tmp_path):
     assert "changed=0" in play("import_policy", GUIDE)[1]
 
 
+def test_an_import_leaves_the_groups_own_file_in_effect_and_stands_beside_the_inventory(play, tmp_path):
+    """A folder group_vars/gpu_nodes hides the file group_vars/gpu_nodes.yml with all that is in it."""
+    own, inventory = tmp_path / "site/group_vars/gpu_nodes.yml", "site/hosts.yml"
+    own.parent.mkdir(parents=True)
+    (tmp_path / inventory).write_text("gpu_nodes:\n  hosts: {a: }\n")
+    own.write_text("---\n# mine\ndiscovery_expected_hcas: 8\n")
+    words = ["-i", inventory, "gpufabric.rdma.import_policy", "-e", GUIDE]
+    for changed in (1, 0):
+        code, output = running.play(tmp_path, *words)
+        assert (code, str(own) in output, f"changed={changed}" in output) == (0, True, True), output
+    assert {"discovery_expected_hcas", "networks_components"} <= set(yaml.safe_load(own.read_text()))
+    assert not (own.parent / "gpu_nodes").exists()
+    for more, said in (
+        (["-e", "policy_dest=site/group_vars/gpu_nodes/policy.yml"], "policy_dest"),
+        ([], "variable networks_components"),
+    ):
+        code, output = running.play(tmp_path, *words, *more)
+        assert (code != 0, said in output) == (True, True), output
+        own.write_text("networks_components: []\n")
+    assert own.read_text() == "networks_components: []\n"
+
+
 def test_all_problems_of_all_files_and_what_the_role_would_refuse_come_and_nothing_is_written(play, tmp_path):
     (tmp_path / "a.yaml").write_text("kind: IPPool\nkind: IPPool\n")
     (tmp_path / "b.yaml").write_text("apiVersion: v1\n")

@@ -244,7 +244,8 @@ def test_a_kubeconfig_has_ca_and_credentials_of_the_server_and_nothing_else_of_i
     server.mkdir(parents=True)
     (server / "k3s.yaml").write_text(json.dumps(given))
     role = {"name": "gpufabric.rdma.k3s", "tasks_from": "kubeconfig"}
-    planned = {"hosts": {"a": {"k3s": {"server_url": "https://192.0.2.1:6443"}}}}
+    pod = {"kind": "Pod", "metadata": {"name": "rdma-first"}}
+    planned = {"hosts": {"a": {"k3s": {"server_url": "https://192.0.2.1:6443"}}}, "pod": pod}
     known = running.local(discovery_root=str(tmp_path / "server"), __discovery_planned=planned)
     task = {"ansible.builtin.include_role": {**role, "rolespec_validate": False}}
     (tmp_path / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
@@ -258,3 +259,5 @@ def test_a_kubeconfig_has_ca_and_credentials_of_the_server_and_nothing_else_of_i
     assert made["users"][0]["user"] == {"client-certificate-data": "Y2VydA==execcommandid", "client-key-data": "77a2V5"}
     assert not (tmp_path / "broken-in").exists()
     assert "Q0E=" not in output
+    assert yaml.safe_load((file.parent / "gpufabric-a-pod.yml").read_text()) == pod
+    assert f"kubectl --kubeconfig {file} apply -f {file.parent}/gpufabric-a-pod.yml" in output

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import http.server
+import io
 import json
 import os
 import pathlib
+import tarfile
 import threading
 import zipfile
 
@@ -37,21 +40,66 @@ def sha256(data: bytes) -> str:
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Files of a folder; those of its registry for whoever fetches the token that everybody gets."""
+
     def log_message(self, *_arguments):
         pass
 
+    def do_GET(self):
+        if self.path.startswith("/v2/") and self.headers["Authorization"] != "Bearer given":
+            self.send_response(401)
+            realm = f"http://{self.headers['Host']}/token"
+            self.send_header("WWW-Authenticate", f'Bearer realm="{realm}",service="here",scope="repository:x:pull"')
+            self.end_headers()
+        elif self.path == "/token?service=here&scope=repository%3Ax%3Apull":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"token": "given"}')
+        else:
+            super().do_GET()
 
-@pytest.fixture
-def mirror(tmp_path):
-    folder = tmp_path / "mirror"
+
+@contextlib.contextmanager
+def serving(folder: pathlib.Path):
+    """The address of a server of this new folder, until the block ends."""
     folder.mkdir()
     handler = functools.partial(Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield folder, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def push(folder: pathlib.Path, repository: str, file: str, content: bytes) -> str:
+    """Digest of the index of an image with one file, in the folder of a server."""
+
+    def put(kind: str, data: bytes) -> dict:
+        digest = f"sha256:{sha256(data)}"
+        path = folder / "v2" / repository / kind / digest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return {"digest": digest}
+
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w:gz") as archive:
+        member = tarfile.TarInfo(f"./{file}")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    layers = [put("blobs", layer.getvalue()), put("blobs", b"".join([b"\0" * 10240]))]
+    manifest = put("manifests", json.dumps({"layers": layers}).encode())
+    of_other = {**put("manifests", b"{}"), "platform": {"os": "linux", "architecture": "arm64"}}
+    rows = [of_other, {**manifest, "platform": {"os": "linux", "architecture": "amd64"}}]
+    return put("manifests", json.dumps({"manifests": rows}).encode())["digest"]
+
+
+@pytest.fixture
+def mirror(tmp_path):
+    with serving(tmp_path / "mirror") as address:
+        yield tmp_path / "mirror", address
 
 
 def lock(content=b"k3s", digest=DIGEST):
@@ -82,9 +130,9 @@ def fill(tmp_path, mirror, script):
         (folder / "v1" / name).write_bytes(data)
     tools = pathlib.Path(script("tools/skopeo", SKOPEO)).parent
 
-    def run(check=False, **options):
+    def run(check=False, path=f"{tools}:{os.environ['PATH']}", **options):
         given = {"folder": str(tmp_path / "bundle"), "lock": lock(), "mirrors": {"https://example.org": address}}
-        return running.module(bundle, check, path=f"{tools}:{os.environ['PATH']}", **{**given, **options})
+        return running.module(bundle, check, path=path, **{**given, **options})
 
     run.folder, run.tools = tmp_path / "bundle", tools
     return run
@@ -114,6 +162,41 @@ def test_a_damaged_file_and_an_image_with_another_digest_are_fetched_again(fill)
     done = fill()
     assert [change["object"] for change in done["changes"]][:2] == ["files/amd64/k3s", "images/amd64/flannel-v2.tar"]
     assert (fill.folder / "files/amd64/k3s").read_bytes() == b"k3s"
+
+
+PROGRAM = {"names": ["k3s", "flannel"], "programs": {"flannel": "opt/flannel"}}
+
+
+def test_a_program_of_an_image_is_read_from_the_registry_by_digest_without_skopeo(fill, mirror):
+    folder, address = mirror
+    digest = push(folder, "f/flannel", "opt/flannel", b"program")
+    given = {**PROGRAM, "lock": lock(digest=digest), "mirrors": {"https://example.org": address, "ghcr.io": address}}
+    fill(only="files/amd64/k3s", **given)
+    assert not (fill.folder / "bundle.yml").exists()
+    done = fill(only="files/amd64/flannel-v2", **given)
+    assert [change["object"] for change in done["changes"]] == ["files/amd64/flannel-v2", "bundle.yml"]
+    assert (fill.folder / "files/amd64/flannel-v2").read_bytes() == b"program"
+    described = yaml.safe_load((fill.folder / "bundle.yml").read_text())
+    assert bundle_folder.findings(described) == bundle_folder.damaged(str(fill.folder), described["files"]) == []
+    assert (bundle_folder.file_for(described, "flannel", "amd64")["digest"], described["images"]) == (digest, [])
+    assert not fill(**given)["changed"]
+    assert not (fill.tools / "calls").exists()
+
+
+@pytest.mark.parametrize("kind", ["manifests", "blobs"])
+def test_what_a_registry_answers_under_another_digest_is_not_used(fill, mirror, kind):
+    folder, address = mirror
+    digest = push(folder, "f/flannel", "opt/flannel", b"program")
+    for path in (folder / "v2/f/flannel" / kind).iterdir():
+        path.write_bytes(path.read_bytes() + b" ")
+    refused = fill(lock=lock(digest=digest), **{**PROGRAM, "names": ["flannel"]}, mirrors={"ghcr.io": address})
+    assert (refused["failed"], "something alters it" in refused["msg"]) == (True, True)
+    assert [path for path in fill.folder.rglob("*") if path.is_file()] == []
+
+
+def test_without_skopeo_nothing_is_downloaded_for_a_folder_with_images(fill):
+    assert "program skopeo" in fill(path="/nowhere")["msg"]
+    assert not fill.folder.exists()
 
 
 OWN = lock()

@@ -212,6 +212,7 @@ def bundle_of(*rows):
 @pytest.mark.parametrize(("options", "answer"), [
     ({}, True),
     ({"k3s_bundle_dir": None}, False),
+    ({"k3s_bundle_dir": driver.bundle_folder.cache()}, False),
     (MIRROR, False),
     ({**MIRROR, "driver_source": "bundle"}, True),
     ({"driver_host_package": "/srv/doca-host.deb"}, False),

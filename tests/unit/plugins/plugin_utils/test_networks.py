@@ -197,6 +197,17 @@ def test_infiniband_rails_get_ipoib_or_nothing(plan):
     assert configs(plan(nodes, rails=True, components=["ipoib-cni"]), "rail0")[""]["type"] == "ipoib"
 
 
+@pytest.mark.parametrize(("kind", "given", "names"), [
+    ("ether", {}, ["rail0", "rail1"]),
+    ("ether", {"rails": False}, []),
+    ("ether", {"attachments": [{"name": "own", "type": "macvlan", "rail": 0, "subnet": "10.60.0.0/22"}]}, ["own"]),
+    ("infiniband", {}, []),
+])  # fmt: skip
+def test_rails_of_roce_get_their_networks_unless_others_are_named(plan, kind, given, names):
+    made = plan([node(kind=kind)], **given)
+    assert ([item["name"] for item in made["attachments"]], made["notes"]) == (names, [])
+
+
 @pytest.mark.parametrize(("kind", "item", "identity"), [
     ("macvlan", {"master": "eth2", "vlan": 7}, "option:vlan"),
     ("ipoib", {"master": "ib0", "mtu": 4092}, "option:mtu"),

@@ -20,6 +20,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import (
     variables,
 )
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks as preflight_networks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as variables_of
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_k3s as machines
@@ -391,6 +392,24 @@ PENDING = {
 }
 
 
+@pytest.mark.parametrize(("os", "there", "given", "wanted"), [
+    ("debian", {"libibverbs1": "44-2"}, {},
+     ["rdmacm-utils=44-2", "ibverbs-utils=44-2", "infiniband-diags=44-2", "perftest"]),
+    ("rocky", {"libibverbs": "48.0-1.el9", "librdmacm-utils": "48.0-1.el9", "perftest": "1"}, {},
+     ["libibverbs-utils-48.0-1.el9", "infiniband-diags-48.0-1.el9"]),
+    ("debian", {"rdmacm-utils": "1", "ibverbs-utils": "1", "infiniband-diags": "1"}, {}, ["perftest"]),
+    ("debian", {"rdmacm-utils": "1", "ibverbs-utils": "1", "infiniband-diags": "1", "perftest": "1"}, {}, []),
+    ("debian", {}, {"verification_tools": False}, []),
+    ("debian", {}, {"discovery_root": "/captured"}, []),
+    ("arch", {}, {}, []),
+])  # fmt: skip
+def test_what_traffic_is_verified_with_comes_in_the_version_of_the_nodes_rdma_core(os, there, given, wanted):
+    system = {"id": os, "like": ["rhel"] if os == "rocky" else []}
+    facts = {"hcas": [{}], "node": {"os": system}, "driver": {"installed": {"packages": there}}}
+    made = preflight_host.tools(facts, {"verification_tools": True, "discovery_root": "/", **given})
+    assert made == ({"dnf" if os == "rocky" else "apt": wanted} if wanted else {})
+
+
 def test_variables_that_only_k3s_and_its_pod_network_read_have_no_effect_without_them():
     known = variables_of.of_cluster()
     assert {"k3s_node_ip", "flannel_backend", "multus_namespace_isolation"} <= known
@@ -484,7 +503,6 @@ def test_problems_of_variables_nodes_and_roles_come_together_each_at_its_hosts(r
     assert where(made) >= {
         ("", "a", "variable x"),
         ("cni_plugins", "a", "variable cni_plugins_names"),
-        ("cni_plugins", "b", "variable k3s_bundle_dir"),
         ("multus", "a", "variable multus_global_namespaces"),
         ("node_ready", "b", "node name a"),
     }
@@ -556,6 +574,26 @@ def test_the_plan_has_config_and_objects_of_the_device_plugin(read):
     decided = planned([bare], "device_plugin", hosts=["b"])
     assert ("device_plugin", "b", "variable device_plugin_resources") in where(decided)
     assert decided["hosts"]["b"]["device_plugin"]["config"] == ""
+
+
+def nad(name, resource):
+    annotations = {preflight_networks.RESOURCE_ANNOTATION: resource} if resource else {}
+    metadata = {"name": name, "namespace": "default", "annotations": annotations}
+    return {"kind": "NetworkAttachmentDefinition", "metadata": metadata}
+
+
+@pytest.mark.parametrize(("objects", "attached"), [
+    ([nad("other", None), nad("rail1", "rdma/b"), nad("rail0", "rdma/a")], "rail0"),
+    ([nad("other", None)], None),
+])  # fmt: skip
+def test_the_first_pod_asks_for_a_resource_and_the_network_of_its_rail(objects, attached):
+    resources = [{"resourceName": "x", "api": "dra"}, {"resourceName": "a"}, {"resourceName": "b"}]
+    pod = plan.first_pod(json.dumps({"configList": resources}), objects, "flannel:1")
+    assert (pod["metadata"].get("annotations") or {}).get("k8s.v1.cni.cncf.io/networks") == attached
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"] == {"rdma/a": 1}
+    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert plan.first_pod(json.dumps({"configList": resources[:1]}), objects, "flannel:1") is None
 
 
 def test_libraries_come_from_the_folder_that_is_set_else_from_the_bundle_else_by_pip(read, tmp_path):
