@@ -250,9 +250,10 @@ def test_a_port_that_goes_down_and_comes_back(base, node, taints, monkeypatch):
     with (
         ApiServer(base, consumable=True, taints=taints) as api,
         Kubelet(base, health=True) as kubelet,
-        dra(base, node, api, entry(health={"upSeconds": 0.1})) as plugin,
+        dra(base, node, api, entry(health={"upSeconds": 0.1, "taint": "NoExecute"})) as plugin,
     ):
         soon(plugin, api, [UP, DOWN] if taints else [UP])
+        assert not taints or api.pool()[1][DOWN]["taints"][0]["effect"] == "NoExecute"
 
         def usable():
             return bool(api.pool() and UP in api.pool()[1] and not api.pool()[1][UP].get("taints"))
@@ -267,15 +268,6 @@ def test_a_port_that_goes_down_and_comes_back(base, node, taints, monkeypatch):
         node.port("mlx5_0", "4: ACTIVE")
         assert api.wait(usable)
         assert kubelet.wait(lambda: driver.health[UP] == health.HEALTHY)
-
-
-def test_the_effect_of_a_port_that_is_down_is_an_option(base, node, kubelet):
-    with (
-        ApiServer(base, consumable=True, taints=True) as api,
-        dra(base, node, api, entry(health={"taint": "NoExecute"})) as plugin,
-    ):
-        soon(plugin, api, [UP, DOWN])
-        assert api.pool()[1][DOWN]["taints"][0]["effect"] == "NoExecute"
 
 
 def test_hot_plug_and_a_claim_whose_hca_is_gone(base, node, api):
@@ -411,22 +403,15 @@ def test_a_damaged_or_older_spec_is_made_anew_from_the_claim(base, node, kubelet
         assert kubelet.driver().prepare(claims[0])["uid-c0"] == first["uid-c0"]
 
 
-def test_a_spec_that_is_lost_is_written_again(base, node, kubelet, api):
-    claim = api.allocate("one", {"r": f"{UP}-u00"})
-    with offering(base, node, api) as plugin:
-        kubelet.driver().prepare(claim)
-        spec = base / "cdi" / claimspecs.file("uid-one")
-        before = spec.read_text()
-        spec.unlink()
-        assert plugin.until(lambda: spec.exists() and spec.read_text() == before)
-
-
 def test_an_older_spec_stays_while_its_hca_is_gone(base, node, kubelet, api):
     claim = api.allocate("one", {"r": f"{UP}-u00"})
-    with offering(base, node, api):
-        kubelet.driver().prepare(claim)
     path = base / "cdi" / claimspecs.file("uid-one")
-    older = path.read_text().replace(claimspecs.DEVICES, "x")
+    with offering(base, node, api) as plugin:
+        kubelet.driver().prepare(claim)
+        whole = path.read_text()
+        path.unlink()
+        assert plugin.until(lambda: path.exists() and path.read_text() == whole), "one that is lost is written again"
+    older = whole.replace(claimspecs.DEVICES, "x")
     path.write_text(older)
     seen = len(api.calls)
     with dra(base, node, api, entry(selectors={"ifNames": ["enp1s0f1np1"]})) as plugin:

@@ -282,13 +282,6 @@ def test_spread_gives_each_unit_hcas_of_its_own():
     assert names(offer(EIGHT[:3], count=9, allocation="spread", hcasPerUnit=9).hcas_of(["5"])) == names(EIGHT[:3])
 
 
-def test_numa_gives_each_unit_one_nodes_hcas():
-    found = offer(EIGHT, count=4, allocation="numa", topology="auto")
-    assert names(found.hcas_of(["0"])) == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]
-    assert names(found.hcas_of(["1"])) == ["mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"]
-    assert [nodes for _unit, _healthy, nodes in found.devices()] == [(0,), (1,), (0,), (1,)]
-
-
 @given(st.integers(1, 12), st.integers(1, 14), st.sampled_from(["spread", "numa"]), st.integers(1, 3))
 def test_units_use_all_hcas_alike(count, size, how, nodes):
     hcas = [numbered(number, number % nodes) for number in range(count)]

@@ -14,6 +14,7 @@ import pytest
 from harness import FAST, SOON, Running, document, entry
 from kubelet_double import Kubelet
 from rdma_device_plugin import events, sockets
+from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
 from rdma_device_plugin.worker import take
 
 NAME = "rdma/test_server"
@@ -149,15 +150,25 @@ def test_what_is_lost_leads_to_a_new_registration(base, kubelet, plugin, loss):
 
 
 def test_two_instances_take_turns(base, node):
-    """Pitfall 3: the second waits for the first, and its socket outlives the first one's end"""
-    with Kubelet(base) as kubelet, Running(base, CONFIG, node.root) as first:
+    """Pitfall 3: the second waits for the first and writes no spec, and its socket outlives the first one's end"""
+
+    def specs():
+        return {path.name: path.read_text() for path in (base / "cdi").iterdir()}
+
+    with Kubelet(base) as kubelet, Running(base, CONFIG, node.root, use_cdi=True) as first:
         kubelet.wait_allocatable(NAME, 100)
-        with Running(base, document(entry(count=7)), node.root, folder="second") as second:
+        before = specs()
+        other = document(entry(count=7, charDevices={"umad": "never"}))
+        with Running(base, other, node.root, use_cdi=True, folder="second") as second:
             assert second.until(lambda: second.resource().state == "waiting for another instance")
             assert str(os.getpid()) in second.resource().error
             assert kubelet.allocatable(NAME) == 100
+            second.rescan()
+            time.sleep(1)
+            assert specs() == before
             first.stop()
             kubelet.wait_allocatable(NAME, 7)
+            assert specs() != before
             assert (base / "plugins_registry/test_server.sock").exists()
 
 
@@ -211,7 +222,6 @@ def test_a_clean_stop_leaves_nothing_behind(base, kubelet, plugin):
 
 def test_a_stream_that_is_cancelled_does_not_hold_a_place(kubelet, plugin):
     """A33: returns when the client cancels"""
-    from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
 
     stub = kubelet.clients[NAME].stub
     for _number in range(20):
@@ -244,7 +254,6 @@ def test_allocate(kubelet, plugin):
 
 def test_rpcs_that_the_kubelet_need_not_call(kubelet, plugin):
     """1.8: upstream dies of GetPreferredAllocation"""
-    from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
 
     client = kubelet.clients[NAME]
     assert client.options == api.DevicePluginOptions()
@@ -258,7 +267,6 @@ def test_a_kubelet_that_does_not_read_blocks_nothing(base, node):
     """1.7: a stream that is not read blocks upstream's second update and then its end"""
     with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
         kubelet.wait_allocatable(NAME, 100)
-        from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
 
         idle = kubelet.clients[NAME].stub.ListAndWatch(api.Empty())
         for number in range(20):
@@ -377,20 +385,6 @@ def test_who_answers_at_a_socket(base):
         assert sockets.answers(path)
         assert sockets.answers(path), "its backlog is full"
     assert not sockets.answers(path), "nothing is listening any more"
-
-
-def test_only_our_own_socket_is_removed(base):
-    path = str(base / "a.sock")
-    with socket.socket(socket.AF_UNIX) as ours, socket.socket(socket.AF_UNIX) as theirs:
-        ours.bind(path + ".new")
-        identity = sockets.publish(path + ".new", path)
-        assert sockets.identity(path) == identity
-        os.unlink(path)
-        theirs.bind(path)
-        assert not sockets.withdraw(path, identity)
-        assert os.path.exists(path)
-        assert sockets.withdraw(path, sockets.identity(path))
-        assert not sockets.withdraw(path, None)
 
 
 def test_a_foreign_socket_is_never_overwritten(base):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
@@ -49,15 +51,40 @@ def changes(done) -> set:
     return {change["object"] for result in seen for change in result.get("changes", [])}
 
 
+def files(root) -> dict:
+    """{path: its mode and text, or what it links to}"""
+    return {
+        str(path.relative_to(root)): os.readlink(path)
+        if path.is_symlink()
+        else (path.stat().st_mode & 0o777, path.read_text())
+        for folder in ("etc", "usr/local")
+        for path in (root / folder).rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
 def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
-    root = tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / "node")
-    hosts = {"node": {"discovery_root": str(root)}}
-    checked, done, again = (play(hosts, ROLES, *words) for words in (("--check", "--diff"), (), ()))
+    root, _plain = (tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / name) for name in ("node", "plain"))
+    hosts = {name: {"discovery_root": str(tmp_path / name)} for name in ("node", "plain")}
+    hosts["node"]["rail_links_settings"] = [{"pci": "0000:01:00.1", "mtu": 9000, "up": True}]
+    before = files(root)
+    checked = play(hosts, ROLES, "--check", "--diff")
+    assert files(root) == before, "check mode has written something"
+    done, settled = play(hosts, ROLES), files(root)
+    again = play(hosts, ROLES)
     assert [run[0] for run in (checked, done, again)] == [0, 0, 0], done[2]
     assert changes(done) == changes(checked)
-    assert changes(done) >= {paths.OWN_MODPROBE, paths.OWN_MODULES_LOAD, paths.own_drop_in("k3s-agent")}
-    assert (changes(again), again[1]["stats"]["node"]["changed"]) == (set(), 0)
-    skipped = results(again)["node"]["Configure MTU and link state"]
+    written = {paths.OWN_MODPROBE, paths.OWN_MODULES_LOAD, paths.own_drop_in("k3s-agent")}
+    written |= {paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT}
+    assert changes(done) >= written | {ENABLED}
+    for path in written:
+        mode, text = settled[path.lstrip("/")]
+        assert (mode, text.startswith(paths.HEADER + "\n")) == (0o644, True), path
+    for result in results(checked)["node"].values():
+        made = [change["after"].strip() for change in result.get("changes", [])]
+        assert [entry["after"].strip() for entry in result.get("diff") or []] == made
+    assert (changes(again), again[1]["stats"]["node"]["changed"], files(root)) == (set(), 0, settled)
+    skipped = results(again)["plain"]["Configure MTU and link state"]
     assert skipped["skipped"] is True, "an empty list must cost no remote call"
 
 
