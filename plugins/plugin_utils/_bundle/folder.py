@@ -27,10 +27,8 @@ LOCK = pathlib.Path(__file__).resolve().parents[3] / "lock/artifacts.yml"
 ARCHITECTURES = ("amd64", "arm64", "any")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTAINERS = ("initContainers", "containers")
-# What a node cannot pull by itself, for the controller's cache; and images of which it is one program.
-CACHED = ("k3s", "k3s-selinux", "cni-plugins", "flannel-cni-plugin")
-PROGRAMS = {"flannel-cni-plugin": "flannel"}
-# What a node with Internet access cannot pull by itself: all of it comes through the controller's cache.
+# What a node with Internet access cannot pull by itself, so that it comes through the controller's cache; and of which
+# of these, an image, it is one program.
 CACHED = ("k3s", "k3s-selinux", "cni-plugins", "flannel-cni-plugin")
 PROGRAMS = {"flannel-cni-plugin": "flannel"}
 _FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy all of it here"
