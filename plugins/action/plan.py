@@ -197,10 +197,12 @@ class ActionModule(ActionBase):
         if not read or read[0]["variables"]["k3s_bundle_dir"] != where:
             return {}
         given = {name: self._templar.template(task_vars.get(f"bundle_{name}")) for name in ("lock", "image_digests")}
-        path = pathlib.Path(given["lock"] or folder.LOCK).absolute()
-        lock = yaml_load(path.read_text(encoding="utf-8"))
-        if malformed := bundle_lock.malformed(lock):
-            raise Refused(malformed)
+        path, lock = folder.LOCK, folder.lock()
+        if given["lock"]:
+            path = pathlib.Path(given["lock"]).absolute()
+            lock = yaml_load(path.read_text(encoding="utf-8"))
+            if malformed := bundle_lock.malformed(lock):
+                raise Refused(malformed)
         of_nodes = [node["ansible_facts"]["rdma"]["node"] for node in read]
         architectures = sorted({packages.architecture(node) for node in of_nodes} & {"amd64", "arm64"})
         distributions = sorted({packages.distribution(node) for node in of_nodes})
