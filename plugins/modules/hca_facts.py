@@ -468,8 +468,8 @@ def main() -> None:
     )
     root, named = module.params["root"], module.params["capture"]
     with reported(module):
+        existing(module)
         if named:
-            existing(module)
             module.exit_json(changed=False, fixture=capture(root, named["name"], named["about"])[0])
         facts, forks = rdma_facts(module, module.params["gather_subset"])
         module.exit_json(changed=False, ansible_facts={"rdma": facts}, forks=forks)

@@ -38,8 +38,7 @@ def existing(module: Any) -> None:
 
 
 def rdma_facts(module: Any, subsets: Optional[list[str]] = None) -> tuple[dict, int]:
-    """The facts of the node below the module's root, and how many processes that took. No such root: fail_json."""
-    existing(module)
+    """The facts of the node below the module's root, which is `existing`, and how many processes that took."""
     params = module.params
     tree = Tree(params["root"])
     seams = Seams.of(tree)
