@@ -104,10 +104,9 @@ class Preparer:
                 raise Refused(f"claim {key.text} does not exist any more") from None
             raise
         results = claims.results(found, key, self._api.node)
-        known = {device.name: device for device in self.devices}
-        if not all(devices.find(result.device, known.values()) for result in results):
+        if not all(devices.find(result.device, self.devices) for result in results):
             return None
-        return self._record(key, results, known, check=False)
+        return self._record(key, results, check=False)
 
     # The kubelet's calls.
 
@@ -144,17 +143,16 @@ class Preparer:
             claim = await self._api.claim(key.namespace, key.name)
         except ApiProblem as problem:
             raise Refused(f"claim {key.text}: it cannot be read: {problem}; the kubelet tries again") from None
-        known = {device.name: device for device in self.devices}
-        return self._record(key, claims.results(claim, key, self._api.node), known)
+        return self._record(key, claims.results(claim, key, self._api.node))
 
-    def _record(self, key: Key, results: Iterable[Result], known: dict[str, Device], check: bool = True) -> Record:
-        chosen = [self._prepared(result, key, known, check) for result in results]
+    def _record(self, key: Key, results: Iterable[Result], check: bool = True) -> Record:
+        chosen = [self._prepared(result, key, check) for result in results]
         return Record(key, tuple(_with_env(chosen, self.devices)))
 
-    def _prepared(self, result: Result, key: Key, known: dict[str, Device], check: bool) -> Prepared:
-        device = devices.find(result.device, known.values())
+    def _prepared(self, result: Result, key: Key, check: bool) -> Prepared:
+        device = devices.find(result.device, self.devices)
         if device is None:
-            names = ", ".join(sorted(known)[:10]) or "none"
+            names = ", ".join(sorted(device.name for device in self.devices)[:10]) or "none"
             raise Refused(
                 f"claim {key.text}: device {claims.shown(result.device)} is not on this node any more; it has {names}. "
                 "Was its HCA removed? Delete the pod, it is scheduled anew"
