@@ -62,9 +62,9 @@ def plan(seen: list[dict], options: dict) -> Plan:
     """Which DaemonSets to delete before the device plugin takes over. seen: see plugins. options: of device_plugin."""
     made, replaced, allowed = Plan(), options["replaced"], options["migrate_allowed"]
     for item in seen:
-        if replaced == f"{item['namespace']}/{item['name']}" and not item["owner"]:
-            continue
         name = f"{item['namespace']}/{item['name']}"
+        if replaced == name and not item["owner"]:
+            continue
         obj = f"DaemonSet {name}"
         if item["owner"]:
             made.finding(

@@ -29,7 +29,8 @@ RPM_DATABASES = (
 )
 _PACKAGE = (
     r"doca-[a-z0-9.+-]+|(?:kmod-)?mlnx-[a-zA-Z0-9_.+-]+|linux-modules-doca-[a-z0-9.+-]+|ofed-scripts|rdma-core|"
-    r"libibverbs1?|ibverbs-providers|(?:lib)?ibverbs-utils|(?:lib)?rdmacm-utils|perftest|infiniband-diags|nvidia-(?:dkms|kernel|driver)[a-z0-9.+-]*"
+    r"libibverbs1?|ibverbs-providers|(?:lib)?ibverbs-utils|(?:lib)?rdmacm-utils|perftest|"
+    r"infiniband-diags|nvidia-(?:dkms|kernel|driver)[a-z0-9.+-]*"
 )
 _DPKG = re.compile(rf"^Package: ({_PACKAGE})\n".encode(), re.MULTILINE)
 _RPM = re.compile(rf"^({_PACKAGE}) (\S+)$", re.MULTILINE)
