@@ -336,6 +336,15 @@ ansible_facts:
               type: str
             reason: {description: C(automatic) or C(named)., type: str}
             lacks: {description: 'Which evidence of a rail a named one lacks, or null.', type: str}
+        shared_subnets:
+          description:
+            - Subnets of more than one rail, each with C(network) and its C(rails). By default Linux sends through one
+              rail of them only.
+            - A rail has C(index), C(netdev), C(pci), C(mac), C(management), C(address), what takes effect of
+              C(arp_ignore) and C(arp_announce), and C(leaves_by), the interface that the address is sent from.
+          type: list
+          elements: dict
+          returned: with subset rails
         not_rails:
           description: What is no rail. Each port of an HCA that is none, cards and GPUs that leave a number empty, and
             names without an HCA.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from . import driver, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci
+from . import driver, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci, subnets
 from . import hcas as devices
 from . import node as machine
 from . import rails as fabric
@@ -83,6 +83,7 @@ def gather(
             )
         if "rails" in wanted:
             facts["rails"], facts["not_rails"] = fabric.rails(tree, found, gpus, rails, software_hcas, functions)
+            facts["shared_subnets"] = subnets.shared(tree, seams, found, facts["rails"])
     if wanted & {"gpus", "pci"}:
         facts["gpus"] = gpus
     if "subsystem" in wanted:
@@ -106,7 +107,8 @@ def gather(
 def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
     """{path: {mode: "0644", content: text}} of every file that the collection owns on the node."""
     tree = tree.snapshot()
-    candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT]
+    candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE]
+    candidates += [paths.OWN_LINKS_UNIT, paths.OWN_ROUTES_UNIT, paths.OWN_LINKS_SCRIPT]
     system = "/etc/systemd/system"
     for name in tree.listdir(system):
         if name.endswith(".service.d") and paths.OWN_DROP_IN in tree.listdir(f"{system}/{name}"):

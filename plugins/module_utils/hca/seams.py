@@ -39,8 +39,10 @@ class Seams:
         routes: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None,
         rules: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None,
         sessions: Optional[Callable[[Tree], list[str]]] = None,
+        egress: Callable[[str, str], Optional[str]] = lambda source, destination: None,
     ):
         self.forks = 0
+        self._egress = egress
         self._routes = routes
         self._rules = rules
         self._sessions = sessions or ssh_addresses
@@ -55,6 +57,7 @@ class Seams:
         seams = cls(addresses=_ipv4_addresses, machine=lambda: os.uname().machine)
         seams._routes = lambda: _asked(netlink.routes)
         seams._rules = lambda: _asked(netlink.rules)
+        seams._egress = lambda source, destination: _asked(lambda: netlink.egress(source, destination))
         seams._sessions = lambda tree: ssh_addresses(tree, own_session(tree))
         seams._modinfo = lambda path: _modinfo_fields(seams._run("modinfo", "-0", path))
         seams._rpm = lambda: seams._run("rpm", "-qa", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n")
@@ -63,7 +66,8 @@ class Seams:
     @classmethod
     def recorded(cls, mapping: dict[str, Any]) -> Seams:
         """What a capture wrote: {addresses: {netdev: [cidr]}, modinfo: {path: {field: value}}, rpm: text, machine,
-        routes and rules: rows of `ip -j`, sessions: [address]}. Without sessions they are read from the tree's files.
+        routes and rules: rows of `ip -j`, sessions: [address], egress: {source address: netdev}}. Without sessions they
+        are read from the tree's files.
         """
         modinfo = mapping.get("modinfo") or {}
         sessions = mapping.get("sessions")
@@ -75,6 +79,7 @@ class Seams:
             routes=lambda: mapping.get("routes"),
             rules=lambda: mapping.get("rules"),
             sessions=lambda tree: ssh_addresses(tree) if sessions is None else sessions,
+            egress=lambda source, destination: (mapping.get("egress") or {}).get(source),
         )
 
     @classmethod
@@ -120,6 +125,10 @@ class Seams:
     def sessions(self, tree: Tree) -> list[str]:
         """The node's addresses at which SSH connections end."""
         return self._sessions(tree)
+
+    def egress(self, source: str, destination: str) -> Optional[str]:
+        """The netdev by which the kernel sends from an address of this node; None where only files tell."""
+        return self._egress(source, destination)
 
     def _run(self, *argv: str) -> Optional[str]:
         self.forks += 1

@@ -327,6 +327,7 @@ def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tu
         for rail in facts.get("rails") or ()
         if rail.get("lacks")
     ]
+    notes += _one_subnet(facts, variables)
     findings += _system(facts)
     findings += _driver(facts, variables, bundle)
     findings += _hcas(facts, variables)
@@ -337,6 +338,18 @@ def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tu
     findings += named
     findings += _expected_ports(facts, variables)
     return findings, notes
+
+
+def _one_subnet(facts: dict, variables: dict) -> list[str]:
+    if variables["rail_links_source_routes"]:
+        return []
+    shared = [(subnet["network"], subnet["rails"]) for subnet in facts.get("shared_subnets") or ()]
+    return [
+        f"rails {core_text.listing(str(rail['index']) for rail in rails)} share {network}: Linux sends through one of "
+        "them; give each a subnet, or set rail_links_source_routes: true"
+        for network, rails in shared
+        if any(rail["leaves_by"] not in (rail["netdev"], None) for rail in rails)
+    ]
 
 
 def _system(facts: dict) -> list[Finding]:
@@ -509,7 +522,7 @@ PLANNED = {
     "kernel_modules": "verbs need these modules, now and at boot",
     "rdma_netns": "the RDMA netns mode should be {rdma_netns_mode}, now and at boot",
     "limits": "containers inherit locked memory and start order from it",
-    "rail_links": "rail_links_settings",
+    "rail_links": "rail_links_settings, rail_links_source_routes",
 }
 
 
@@ -556,7 +569,11 @@ def plans(facts: dict, variables: dict) -> dict:
         "limits": memlock.plan(
             facts, {"services": variables["limits_services"], "memlock": variables["limits_memlock"]}, root
         ),
-        "rail_links": rail_links.plan(facts, {"settings": variables["rail_links_settings"]}, root),
+        "rail_links": rail_links.plan(
+            facts,
+            {"settings": variables["rail_links_settings"], "source_routes": variables["rail_links_source_routes"]},
+            root,
+        ),
     }
 
 

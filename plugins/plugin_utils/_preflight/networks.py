@@ -8,6 +8,7 @@ node; then its spec is empty and Multus reads the configuration of the same name
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -300,7 +301,9 @@ def config(item: dict, master, ranges=None, taken=()) -> dict:
         # Each pod then sets its own, as "ips" in its networks annotation.
         made["capabilities"] = {"ips": True}
     made["ipam"] = _ipam(item, ranges, taken)
-    return made
+    if not item.get("source_route"):
+        return made
+    return {**{key: made.pop(key) for key in ("cniVersion", "name")}, "plugins": [made, {"type": "sbr"}]}
 
 
 # --- objects and files ------------------------------------------------------------------------------------------------
@@ -331,6 +334,7 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
         if item["ipam"] == "auto":
             item["ipam"] = _default_ipam(variables, item)
     findings += check(attachments, variables)
+    notes += _one_subnet(attachments)
     made = {
         "attachments": attachments,
         "networks": [],
@@ -351,6 +355,21 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
         _render(item, variables, nodes, total, made, resources)
     made["objects"] = _namespaces(attachments) + made["objects"]
     return made
+
+
+def _one_subnet(attachments: list[dict]) -> list[str]:
+    """Attachments of several NICs in one subnet: a pod that has both sends through one of them."""
+    placed = [
+        (item, _network(item["subnet"]), item.get("rail", item.get("master")))
+        for item in attachments
+        if item.get("subnet") and _network(item["subnet"]) is not None and not item.get("source_route")
+    ]
+    return [
+        f"attachments {first[0]['name']} and {second[0]['name']} share a subnet: a pod with both sends through one of "
+        "them; give each a subnet, or set source_route: true on them"
+        for first, second in itertools.combinations(placed, 2)
+        if first[2] != second[2] and (first[1] in second[1] or second[1] in first[1])
+    ]
 
 
 def checked(variables: dict, nodes: list[dict], hosts: Sequence[str], resources, cidrs: tuple) -> dict:
@@ -389,7 +408,11 @@ def node_files(wanted: dict[str, str], there: dict[str, str], directory: str) ->
         for name in sorted(wanted)
         if name in others
     ]
-    names = {f"{OURS}{name}.conf": text for name, text in sorted(wanted.items())}
+    # Multus reads a chain by the end of its file's name.
+    names = {
+        f"{OURS}{name}.conf{'list' if 'plugins' in json.loads(text) else ''}": text
+        for name, text in sorted(wanted.items())
+    }
     left = [name for name in sorted(there) if name.startswith(OURS) and name not in names]
     files = [{"path": f"{directory}/{name}", "content": text} for name, text in names.items()]
     return {"files": files, "absent": [f"{directory}/{name}" for name in left]}, findings

@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import enabled
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
@@ -76,7 +76,7 @@ def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
     assert changes(done) == changes(checked)
     written = {paths.OWN_MODPROBE, paths.OWN_MODULES_LOAD, paths.own_drop_in("k3s-agent")}
     written |= {paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT}
-    assert changes(done) >= written | {ENABLED}
+    assert changes(done) >= written | {enabled(paths.OWN_LINKS_UNIT)[0]}
     for path in written:
         mode, text = settled[path.lstrip("/")]
         assert (mode, text.startswith(paths.HEADER + "\n")) == (0o644, True), path
@@ -84,7 +84,7 @@ def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
         made = [change["after"].strip() for change in result.get("changes", [])]
         assert [entry["after"].strip() for entry in result.get("diff") or []] == made
     assert (changes(again), again[1]["stats"]["node"]["changed"], files(root)) == (set(), 0, settled)
-    skipped = results(again)["plain"]["Configure MTU and link state"]
+    skipped = results(again)["plain"]["Configure MTU, link state and routes by source"]
     assert skipped["skipped"] is True, "an empty list must cost no remote call"
 
 

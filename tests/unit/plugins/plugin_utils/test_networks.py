@@ -283,6 +283,22 @@ def test_resources_are_those_of_the_device_plugin(plan, given, resources, of_rai
     assert annotations == (of_rail_0 and {networks.RESOURCE_ANNOTATION: of_rail_0})
 
 
+def test_attachments_in_one_subnet_are_told_and_send_from_their_own_interface_on_request(plan):
+    items = [
+        {"name": f"n{rail}", "type": "macvlan", "rail": rail, "ipam": "whereabouts", "subnet": subnet}
+        for rail, subnet in enumerate(("10.9.0.0/16", "10.9.0.0/16"))
+    ]
+    options = {"components": ["whereabouts"], "rails": False}
+    notes = len(plan([node()], attachments=items, **options)["notes"])
+    routed = [{**item, "source_route": True} for item in items]
+    made = sound(plan([node()], attachments=routed, **options), [node()])
+    assert len(made["notes"]) == notes - 1
+    first = configs(made, "n0")[""]
+    assert (first["name"], [plugin["type"] for plugin in first["plugins"]]) == ("n0", ["macvlan", "sbr"])
+    files, _findings = networks.node_files({"n0": json.dumps(first)}, {}, "/d")
+    assert [item["path"] for item in files["files"]] == ["/d/gpufabric-rdma-n0.conflist"]
+
+
 def test_files_come_and_go_and_those_of_others_stay():
     there = {"10-theirs.conf": '{"name": "theirs"}', "gpufabric-rdma-gone.conf": "{}", "broken.conf": "{"}
     there |= {"odd.conf": '{"name": [1]}', "deep.conf": "[" * 100_000}

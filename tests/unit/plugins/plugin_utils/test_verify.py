@@ -13,6 +13,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.checks im
     UNUSED,
 )
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge, pairs, pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks import gpu_checks
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import World
@@ -76,6 +77,17 @@ def test_what_is_wrong_fails_with_what_was_seen(node, break_it, identity, seen):
     break_it(node)
     item = node.judged()[identity]
     assert (item["status"], seen in item["seen"]) == (FAILED, True), item
+
+
+@pytest.mark.parametrize(
+    ("leaves_by", "status"), [("enp1s0f0np0", PASSED), ("enp1s0f1np1", FAILED), (None, NOT_VERIFIED)]
+)
+def test_the_nic_that_a_shared_subnet_is_sent_into_from_each_rail(node, leaves_by, status):
+    rail = {"index": 0, "netdev": "enp1s0f0np0", "address": "10.9.0.1", "leaves_by": leaves_by}
+    node.facts["shared_subnets"] = [{"network": "10.9.0.0/24", "rails": [rail]}]
+    assert node.judged()["source:10.9.0.1"]["status"] == status
+    noted = preflight_host.combinations(node.facts, node.variables)[1]
+    assert any("10.9.0.0/24" in note for note in noted) == (status == FAILED)
 
 
 @pytest.mark.parametrize(("name", "wrong", "seen"), [

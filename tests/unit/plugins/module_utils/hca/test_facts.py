@@ -35,9 +35,9 @@ def gathered(root, **options):
         (["min"], set()),
         (["hcas"], {"hcas", "cards_without_rdma"}),
         (["pci"], {"cards_without_rdma", "gpus"}),
-        (["rails", "!gids"], {"rails", "not_rails"}),
+        (["rails", "!gids"], {"rails", "not_rails", "shared_subnets"}),
         (["all", "!hcas", "!pci", "!rails", "!gpus"], set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"}),
-        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails"} - {"pci", "gids"}),
+        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets"} - {"pci", "gids"}),
     ],
 )
 def test_subsets(laid_out, subset, parts):
