@@ -201,8 +201,10 @@ def objects(variables: dict, facts: list[dict]) -> list[dict]:
 CLASS_0 = "Traffic class 0 was measured, as fabric_plan is not set: jobs that ride another class are not verified by it"
 
 
-def told(plan: FabricPlan | None) -> str:
-    """What was measured, and for the network people what the switches need for it."""
+def told(plan: FabricPlan | None, facts: list[dict]) -> str:
+    """What was measured, and for the network people what the switches need for it; nothing where no rail is RoCE."""
+    if not set().union(*map(_layers, facts)) - {INFINIBAND}:
+        return ""
     if plan is None:
         return CLASS_0
     pfc = "on" if plan.lossless else "off"

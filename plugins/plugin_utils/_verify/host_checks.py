@@ -42,6 +42,7 @@ def host_checks(
         "rail_links": _ports(facts, variables),
         "rdma_netns": _netns(facts, variables, offline),
         "limits": _memlock(facts, variables, probe),
+        "fabric": [],
         "device_plugin": _plugins(probe),
     }
     covered = {item["object"] for group in checks.values() for item in group}

@@ -92,3 +92,17 @@ def test_a_file_of_somebody_else_is_never_overwritten(captured, there, publish, 
 def test_nothing_to_publish_is_refused():
     assert ids(fabric_plan.findings({"fabric_publish": True, "fabric_plan": None})) == ["publish"]
     assert ids(fabric_plan.findings({"fabric_publish": True, "fabric_plan": "doroce"})) == []
+
+
+@pytest.mark.parametrize(("plan", "name", "words"), [
+    (None, "gh200-cx7-roce", ["class 0"]),
+    ("oracle", "gh200-cx7-roce", ["105", "26", "46", "oracle"]),
+    ("oracle", "exclusive-netns-foreign-file", []),
+])  # fmt: skip
+def test_what_was_measured_is_said_once(captured, plan, name, words):
+    facts = captured[name]
+    if not words:
+        facts["rails"] = []
+    text = fabric_plan.told(fabric_plan.of(plan), [facts])
+    assert bool(text) == bool(words)
+    assert [word for word in words if word not in text] == []

@@ -354,6 +354,19 @@ def test_infiniband_without_addresses_shakes_hands_over_the_management_network()
     assert pairs.plan([end("a", infiniband()), end("b", infiniband("fe80:0000:0000:0001"))])["tests"] == []
 
 
+@pytest.mark.parametrize(("layer", "own", "classes"), [
+    ("Ethernet", ("oracle", None), [105, None]),
+    ("InfiniBand", ("oracle", "oracle"), [None, None]),
+])  # fmt: skip
+def test_each_end_sends_in_the_class_of_its_own_plan(layer, own, classes):
+    nodes = [
+        {**end(name, rail(0, f"10.0.0.{number}/24", layer=layer)), "fabric_plan": plan}
+        for number, (name, plan) in enumerate(zip("ab", own), 1)
+    ]
+    test = pairs.plan(nodes)["tests"][1]
+    assert [test[role]["traffic_class"] for role in ("client", "server")] == classes
+
+
 @pytest.mark.parametrize(("net", "size", "tools", "tests"), [
     ("2001:db8::", 64, pairs.TOOLS, {"rping": ("2001:db8::2", []), "ib_write_bw": ("b.mgmt", [])}),
     ("10.0.0.", 24, ["rping"], {"rping": ("10.0.0.2", []), "ib_write_bw": ("10.0.0.2", ["a"])}),

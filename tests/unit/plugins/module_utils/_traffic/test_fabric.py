@@ -35,6 +35,11 @@ NO_GID = {"hca": "mlx5_0", "port": 1, "ip": None, "gid": None}
     [
         (a_test(), "ib_write_bw -d mlx5_0 -i 2 -x 3 -p 18600 -F -s 65536 -D 2", "-d rxe0 -i 1 -x 1 -p 18600 -F"),
         (a_test(server=NO_GID), "ib_write_bw -d mlx5_0 -i 1 -p 18600 -F -s 65536 -D 2", "-s 65536 -D 2 10.77.1.2"),
+        (
+            a_test(server={**NO_GID, "traffic_class": 106}, client={**NO_GID, "traffic_class": 0}),
+            "ib_write_bw -d mlx5_0 -i 1 --tclass=106 -p 18600 -F -s 65536 -D 2",
+            "--tclass=0 -p 18600 -F -s 65536 -D 2 10.77.1.2",
+        ),
         (a_test("rping"), "rping -s -a 10.77.1.2 -p 18600 -C 10", "rping -c -v -V -a 10.77.1.2 -p 18600 -C 10"),
     ],
 )
