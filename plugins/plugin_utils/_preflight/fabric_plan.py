@@ -164,6 +164,10 @@ def on_node(facts: dict, variables: dict) -> tuple[Plan, dict]:
     text = there["content"] if there else ""
     ours = there is not None and text.startswith(HEADER)
     named = environment(of(variables["fabric_plan"]), _layers(facts)) if variables["fabric_publish"] else {}
+    if "NCCL_IB_GID_INDEX" in text:
+        made.notes.append(
+            f"{paths.NCCL_CONF} sets NCCL_IB_GID_INDEX, which differs from pod to pod: NCCL finds it itself"
+        )
     lines = [f"{name}={value}" for name, value in named.items() if name.startswith("NCCL_")]
     if there and not ours:
         lacking = [line for line in lines if line not in text.splitlines()]

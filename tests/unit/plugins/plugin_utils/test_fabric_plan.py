@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import fabric_plan, variables
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import traffic_class
 
 STATED = {"dscp": 26, "priority": 3, "cnp_dscp": 48, "cnp_priority": 6, "lossless": True, "ecn": True}
 TYPED = {name: option.get("default") for name, option in variables.options().items()}
@@ -65,6 +66,48 @@ def test_what_a_job_is_told_depends_on_its_rails(layers, named):
     assert fabric_plan.side(fabric_plan.of("doroce"), IB) is None
 
 
+MB = 10**6
+GOOD = {"client": {"tx_prio3_bytes": 250 * MB, "tx_prio0_bytes": MB}, "server": {"rx_prio3_bytes": 250 * MB}}
+WRONG = {"client": {"tx_prio3_bytes": MB, "tx_prio0_bytes": 250 * MB}}
+
+
+@pytest.mark.parametrize(("counted", "rises", "stated", "found"), [
+    (GOOD, {}, {}, []),
+    ({**GOOD, **WRONG}, {}, {}, ["sent"]),
+    ({**GOOD, "server": {"rx_prio5_bytes": 250 * MB}}, {}, {}, ["received"]),
+    ({**GOOD, "client": {**WRONG["client"], "rx_prio0_pause": 9}}, {}, {}, ["pause", "sent"]),
+    ({**GOOD, "client": {**GOOD["client"], "rx_prio0_pause": 9}}, {}, {}, []),
+    ({**GOOD, "client": {**GOOD["client"], "rx_prio3_pause": 9}}, {}, {}, []),
+    ({**GOOD, "client": {**GOOD["client"], "rx_prio3_pause": 9}}, {}, {"lossless": False}, ["pause-lossy"]),
+    ({**GOOD, "client": {**GOOD["client"], "rx_global_pause": 9}}, {}, {}, ["pause-global"]),
+    ({**GOOD, "server": {**GOOD["server"], "tx_pause_storm_warning_events": 1}}, {}, {}, ["pause-storm"]),
+    ({**GOOD, "server": {**GOOD["server"], "rx_prio3_discards": 4}}, {}, {}, ["lost"]),
+    (GOOD, {"server": {"out_of_sequence": 4}}, {}, ["lost"]),
+    (GOOD, {"client": {"roce_adp_retrans": 4}}, {"lossless": False}, []),
+    (GOOD, {"client": {"rnr_nak_retry_err": 4}}, {}, []),
+    (GOOD, {"server": {"np_cnp_sent": 5}}, {}, ["cnp-lost"]),
+    (GOOD, {"server": {"np_cnp_sent": 5}, "client": {"rp_cnp_handled": 5}}, {}, []),
+    (GOOD, {"server": {"np_cnp_sent": 5}, "client": {"rp_cnp_ignored": 5}}, {}, ["cnp-ignored"]),
+    (GOOD, {"server": {"np_ecn_marked_roce_packets": 5}}, {}, ["cnp-unsent"]),
+    ({}, {"server": {"out_of_sequence": 4}}, {}, ["lost"]),
+    ({}, {}, {}, None),
+    ({"client": {"tx_prio0_bytes": MB}, "server": {"rx_prio0_bytes": MB}}, {}, {}, None),
+    ({**GOOD, "server": {}}, {}, {}, None),
+])  # fmt: skip
+def test_counters_point_at_the_setting(counted, rises, stated, found):
+    """found: ids of the problems; None where it is not known."""
+    plan = fabric_plan.of({**STATED, **stated})
+    ends = {role: {"by_priority": counted.get(role), "counters": rises.get(role)} for role in ("client", "server")}
+    ends["client"] |= {"gbps": 1.0, "seconds": 2.0}
+    side = {"hca": "mlx5_0", "netdev": "eth2", "traffic_class": plan.traffic_class}
+    test = {"id": "t", "rail": 0, "client": {"host": "a", **side}, "server": {"host": "b", **side}}
+    problems, _unknown = traffic_class.judge(plan, test, ends)
+    assert sorted(problem.id for problem in problems) == (found or [])
+    statuses = {item["status"] for item in traffic_class.checks(plan, test, ends)}
+    assert statuses == {"not_verified" if found is None else "failed" if found else "passed"}
+    assert list(traffic_class.checks(None, test, ends)) == []
+
+
 OURS = paths.HEADER + "\nNCCL_IB_TC=1\n"
 LINES = "NCCL_IB_TC=106\nNCCL_GIN_IB_TC=106\nNCCL_IB_SL=3\n"
 
@@ -76,7 +119,7 @@ LINES = "NCCL_IB_TC=106\nNCCL_GIN_IB_TC=106\nNCCL_IB_SL=3\n"
     (paths.HEADER + "\n" + LINES, True, [], 0, (1, 0)),
     (OURS, False, ["remove"], 0, (0, 1)),
     ("NCCL_DEBUG=INFO\n", True, [], 1, (0, 0)),
-    ("NCCL_DEBUG=INFO\n", False, [], 0, (0, 0)),
+    ("NCCL_IB_GID_INDEX=3\n", False, [], 0, (0, 0)),
     ("NCCL_DEBUG=INFO\n" + LINES, True, [], 0, (0, 0)),
 ])  # fmt: skip
 def test_a_file_of_somebody_else_is_never_overwritten(captured, there, publish, changes, wrong, taken):
@@ -85,6 +128,7 @@ def test_a_file_of_somebody_else_is_never_overwritten(captured, there, publish, 
     typed = {**TYPED, "fabric_plan": "doroce", "fabric_publish": publish}
     plan, take = fabric_plan.on_node(facts, typed)
     assert [change.action for change in plan.changes] == changes
+    assert len(plan.notes) == ("GID_INDEX" in (there or ""))
     assert (len(plan.findings), len(take["files"]), len(take["absent"])) == (wrong, *taken)
     assert [len(fabric_plan.objects({**typed, "networks_namespaces": ["a", "b"]}, [facts]))] == [2 * publish]
 
