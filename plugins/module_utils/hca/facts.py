@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from . import driver, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci
+from . import driver, gpu_initiated, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci
 from . import hcas as devices
 from . import node as machine
 from . import rails as fabric
@@ -65,7 +65,7 @@ def gather(
     catalogue = (
         modules.Catalogue(tree, kernel) if needs_devices or wanted & {"driver", "gpudirect", "modules"} else None
     )
-    lines = modprobe.statements(tree) if needs_devices or wanted & {"subsystem", "modules"} else []
+    lines = modprobe.statements(tree) if needs_devices or wanted & {"subsystem", "modules", "gpudirect"} else []
     gpus = pci.gpus(tree, functions)
     network = Network(tree, seams) if needs_devices else None
     found = devices.hcas(tree, network, "gids" in wanted, functions) if network else []
@@ -91,6 +91,7 @@ def gather(
         facts["driver"] = driver.state(tree, catalogue, seams)
     if "gpudirect" in wanted:
         facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, seams)
+        facts["gpu_initiated"] = gpu_initiated.state(tree, gpus, lines)
     if "modules" in wanted:
         facts["modules"] = modules.state(tree, modules.NAMES, catalogue=catalogue, lines=lines)
     if "limits" in wanted:

@@ -552,6 +552,7 @@ def plans(facts: dict, variables: dict) -> dict:
                 "required": variables["kernel_modules_required"],
                 "ipoib": variables["kernel_modules_ipoib"],
                 "gpudirect": variables["kernel_modules_gpudirect"],
+                "gpu_initiated": variables["kernel_modules_gpu_initiated"],
                 "driver_changes": _changes_driver(variables),
             },
             root,

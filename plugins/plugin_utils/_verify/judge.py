@@ -187,6 +187,7 @@ def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:
     checks = host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode, loaded)
     seen = (node.get("firewall"), node.get("firewall_failure"))
     checks += host_checks.firewall_checks(*seen, node["variables"], check_mode)
+    checks += gpu_checks.initiated(node["host"], facts, node["variables"]["verification_gpu_initiated"])
     return {
         "host": node["host"],
         "facts": {key: facts[key] for key in ("hcas", "rails")},

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import gpu_initiated
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.checks import (
     FAILED,
     NOT_VERIFIED,
@@ -14,7 +15,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.checks im
 )
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge, pairs, pods
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks import gpu_checks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks import gpu_checks, initiated
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import World
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_firewall
 
@@ -421,6 +422,37 @@ def test_what_the_gpu_layer_lacks_is_not_verified_and_a_node_without_gpus_is_not
 
 
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+
+
+NOTHING = {need: "absent" for needs in gpu_initiated.WAYS.values() for need in needs}
+
+
+@pytest.mark.parametrize(("whys", "way", "status"), [
+    ({}, "gin", PASSED),
+    (NOTHING, "gin", FAILED),
+    ({"gdrdrv": "mode"}, "ibgda-cpu", FAILED),
+    ({"peer-mapping": "stray"}, "ibgda", FAILED),
+    ({"stream-memory": "unknown"}, "ibgda", NOT_VERIFIED),
+    ({"peer-mapping": "reboot"}, "gin", PASSED),
+    (None, "gin", None),
+])  # fmt: skip
+def test_what_a_way_of_gpu_initiated_rdma_lacks_fails_where_it_is_asked_for(whys, way, status):
+    state = None if whys is None else lacking(whys)
+    checks = list(initiated("node1", {"gpu_initiated": state}, [way]))
+    assert [(item["id"], item["status"]) for item in checks] == ([(f"gpu_initiated:{way}", status)] if status else [])
+    assert all(item["wanted"] and item["seen"] for item in checks)
+    assert list(initiated("node1", {"gpu_initiated": state}, [])) == []
+
+
+def lacking(whys):
+    """A node's state in which these needs are not met."""
+    ways = {}
+    for way, needs in gpu_initiated.WAYS.items():
+        missing = [{"need": need, "why": whys[need]} for need in needs if need in whys]
+        works = None if {each["why"] for each in missing} == {"unknown"} else not missing
+        ways[way] = {"works": works, "missing": missing}
+    line = [{"path": "/etc/modprobe.d/x.conf", "line": 3, "text": "NVreg_RegistryDwords=x"}]
+    return {"ways": ways, "stray": line, "overridden": line}
 
 
 def definition(name, config, resource=None):
