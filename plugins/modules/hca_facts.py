@@ -422,7 +422,8 @@ ansible_facts:
           type: dict
           returned: with subset initramfs
         owned_files:
-          description: Files of this collection on the node by path, each with C(mode) and C(content).
+          description: Files of this collection on the node, and C(/etc/nccl.conf), by path, each with C(mode) and
+            C(content).
           type: dict
           returned: with subset owned_files
         unfinished:

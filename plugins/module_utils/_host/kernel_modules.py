@@ -74,14 +74,12 @@ def _nvidia_options(facts: dict, wanted: dict, offline: str | None, made: Plan) 
     whys = {each["need"]: each["why"] for way in state["ways"].values() for each in way["missing"]}
     left = {whys.get(need) for need in gpu_initiated.WAYS["ibgda"]} - {None, gpu_initiated.UNKNOWN}
     if gpu_initiated.IGNORED in left:
-        made.notes.append(
-            "the NVIDIA driver has loaded without the options that were written before this boot: see dmesg"
-        )
+        made.notes.append("the NVIDIA driver has loaded without the options written before this boot: see dmesg")
     elif left and offline:
         made.not_verified.append(f"the NVIDIA driver's options count from its next load: {offline}")
     elif left and state["loaded"]:
         made.reboot_reasons.append(
-            "The loaded NVIDIA driver has not the options for GPU-initiated RDMA; they are written for the next boot."
+            "The loaded NVIDIA driver lacks the options for GPU-initiated RDMA, which are written for the next boot."
         )
     joined = "".join(f"{key}={value};" for key, value in dwords.items())
     return f'{_NVIDIA_OPTIONS} {gpu_initiated.OPTIONS[0]}=1 {gpu_initiated.OPTIONS[1]}="{joined}"'
@@ -215,7 +213,10 @@ def _unavailable(name: str, node: dict, made: Plan) -> None:
 
 
 def _plan_modprobe(facts: dict, peermem: bool, options: str | None, root: str, made: Plan) -> None:
-    """At boot nvidia_peermem fails for good when it loads before the modules it registers with."""
+    """Our modprobe.d file: at boot nvidia_peermem fails for good when it loads before the modules it registers with.
+
+    options: the line for the NVIDIA driver, or None.
+    """
     owned = facts["owned_files"].get(paths.OWN_MODPROBE)
     if not owned and not peermem and not options:
         return

@@ -56,14 +56,19 @@ def state(tree: Tree, gpus: list[dict[str, Any]], lines: list[modprobe.Line]) ->
         "configured": {option: found[-1][1] if found else None for option, found in settings.items()},
         # What others set, so that our line keeps it.
         "foreign_dwords": foreign[_DWORDS][-1][1] if foreign[_DWORDS] else "",
-        "overridden": [_where(line) for found in foreign.values() for line, _value in found if _after_ours(line)],
+        "overridden": [
+            _where(line)
+            for option, found in foreign.items()
+            for line, value in found
+            if _after_ours(line) and not _good(option, value)
+        ],
         "stray": [
             _where(line)
             for line in lines
             if any(option in line.text for option in OPTIONS)
             and not (line.words[0] == "options" and modprobe.canonical(line.words[1]) in _NAMES)
         ],
-        "written_before_boot": _written_before_boot(tree),
+        "written_before_boot": foreign != settings and _written_before_boot(tree),
         "gdrdrv": _gdrdrv(tree),
         "peermem": modules.loaded(tree, "nvidia_peermem"),
     }
@@ -115,8 +120,8 @@ def dwords(text: str) -> dict[str, str]:
 def judge(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """{way: {works: true, false or null where it is not known, missing: [{need, why}]}}. Pure."""
     whys = {
-        PEER_MAPPING: _option(facts, _DWORDS, lambda value: integer(dwords(value).get(PEER_KEY)) == 1),
-        STREAM_MEMORY: _option(facts, _STREAM, lambda value: integer(value) == 1),
+        PEER_MAPPING: _option(facts, _DWORDS),
+        STREAM_MEMORY: _option(facts, _STREAM),
         GDRDRV: _device(facts["gdrdrv"]),
         PEERMEM: None if facts["peermem"] else ABSENT,
     }
@@ -128,14 +133,18 @@ def judge(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _option(facts: dict[str, Any], option: str, good: Any) -> Optional[str]:
+def _good(option: str, value: Optional[str]) -> bool:
+    return integer(dwords(value or "").get(PEER_KEY) if option == _DWORDS else value) == 1
+
+
+def _option(facts: dict[str, Any], option: str) -> Optional[str]:
     """Why an option is not as it has to be; None where it is."""
     running, configured = facts["running"], facts["configured"][option]
-    if running is not None and good(running[option]):
+    if running is not None and _good(option, running[option]):
         return None
     if running is None and facts["loaded"]:
         return UNKNOWN
-    if configured is not None and good(configured):
+    if _good(option, configured):
         return IGNORED if facts["loaded"] and facts["written_before_boot"] else REBOOT
     if configured is not None and facts["overridden"]:
         return OVERRIDDEN

@@ -216,7 +216,6 @@ def told(plan: FabricPlan | None, facts: list[dict]) -> str:
     rows = [
         ("RDMA", plan.dscp, plan.priority, pfc, marks[plan.ecn]),
         ("CNP", plan.cnp_dscp, plan.cnp_priority, "off", "not marked"),
-        ("all else", "others", "others", "off", "as it was"),
     ]
     table = core_text.table(("traffic", "DSCP", "priority", "PFC", "ECN"), rows)
     named = f", profile {plan.name}" if plan.name else ""
@@ -224,8 +223,7 @@ def told(plan: FabricPlan | None, facts: list[dict]) -> str:
         [
             f"Traffic class {plan.traffic_class} was measured (fabric_plan{named}). What the switches need for it:",
             *(f"  {line}" for line in table.splitlines()),
-            "  ECN thresholds are the switch vendor's, below the point where PFC pauses. Counters of DevX queue pairs "
-            "(NCCL GIN, NVSHMEM)",
-            "  are bytes by priority only: hw_counters leave them out.",
+            "  NICs and switches trust the DSCP. ECN marks before PFC pauses; the thresholds are the switch vendor's.",
+            "  hw_counters leave out DevX queue pairs (NCCL GIN, NVSHMEM): bytes by priority are their only proof.",
         ]
     )

@@ -50,6 +50,7 @@ LATE = "options nvidia NVreg_EnableStreamMemOPs=0\n"
     ({**OFF, CONF: "#" + LINE}, dict.fromkeys(BOTH, "absent")),
     ({**OFF, OURS: LINE, "proc/stat": "btime 1\n"}, dict.fromkeys(BOTH, "reboot")),
     ({**OFF, OURS: LINE, "proc/stat": "btime 4000000000\n"}, dict.fromkeys(BOTH, "ignored")),
+    ({**OFF, OURS: LINE, "etc/modprobe.d/zzz.conf": LINE}, dict.fromkeys(BOTH, "reboot")),
     ({**OFF, OURS: LINE, "etc/modprobe.d/zzz.conf": LATE},
      {"peer-mapping": "reboot", "stream-memory": "overridden"}),
 ])  # fmt: skip
@@ -60,6 +61,7 @@ def test_the_options_as_loaded_and_as_configured_are_two_states(node, files, exp
     found = whys(state)
     assert found.pop("gdrdrv") == "mode"
     assert found == expected
+    assert bool(state["overridden"]) == ("overridden" in expected.values())
 
 
 def test_gdrdrv_needs_its_module_its_node_and_rights_for_everybody(node, tmp_path, put):
