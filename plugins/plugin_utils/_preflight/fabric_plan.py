@@ -20,7 +20,7 @@ from .._core.rails import network_rails
 _VARIABLE = "variable fabric_plan"
 _CORRECT = "correct it where it is set (inventory, group_vars or -e); the switches have to agree with it"
 CONFIG_MAP = "rdma-traffic-class"
-INFINIBAND = "InfiniBand"
+INFINIBAND, _ETHERNET = "InfiniBand", "Ethernet"
 ECT1 = "ect1"
 # The two bits of ECN. A switch marks only what comes as ECT(0) or ECT(1).
 _ECN = {False: 0, ECT1: 1, True: 2}
@@ -163,7 +163,9 @@ def on_node(facts: dict, variables: dict) -> tuple[Plan, dict]:
     there = facts["owned_files"].get(paths.NCCL_CONF)
     text = there["content"] if there else ""
     ours = there is not None and text.startswith(HEADER)
-    named = environment(of(variables["fabric_plan"]), _layers(facts)) if variables["fabric_publish"] else {}
+    # Before the driver is loaded there are no rails; who publishes a plan has RoCE.
+    layers = _layers(facts) or {_ETHERNET}
+    named = environment(of(variables["fabric_plan"]), layers) if variables["fabric_publish"] else {}
     if "NCCL_IB_GID_INDEX" in text:
         made.notes.append(
             f"{paths.NCCL_CONF} sets NCCL_IB_GID_INDEX, which differs from pod to pod: NCCL finds it itself"
