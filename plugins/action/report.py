@@ -19,6 +19,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import di
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge as matrix_judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job as nccl_job
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import log as nccl_log
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import fabric_plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import judge as report_judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge
@@ -84,6 +85,8 @@ class ActionModule(ActionBase):
             written = self._write({args["results"]: files.as_json(results)})
         verdicts = {node["host"]: node["diagnosis"] for node in rows if node.get("diagnosis")}
         text = host_checks.report_text(rows, self._task.check_mode)
+        if any("gbps" in item.get("figures", {}) for row in rows for item in row["checks"]):
+            text += _class_of(known)
         if verdicts:
             text = f"Root causes\n{diagnosis.text(verdicts)}\n\n{text}"
         terminal.show(f"{text}\n")
@@ -104,6 +107,8 @@ class ActionModule(ActionBase):
             shared = {"planned": shared["planned"]}
         matrix = matrix_judge.of_run(args["hosts"], known, shared, self._task.check_mode, files.now())
         text = matrix_judge.told(matrix, [shared[key] for key in ("planned", "pod_rounds") if key in shared])
+        if any(row["gbit_per_s"] is not None for row in matrix["tests"]):
+            text += _class_of(known)
         terminal.show(f"{text}\n")
         texts = {}
         if args["json_file"]:
@@ -255,6 +260,14 @@ def _known(args, task_vars, needed="") -> tuple[list[dict], dict]:
     shared = {key: task_vars[name] for key, name in args["variables"].items() if task_vars.get(name)}
     shared["node"] = {"variables": task_vars[fleet.READ]["variables"]}
     return fleet.nodes(task_vars, args["hosts"], names, needed), shared
+
+
+def _class_of(known) -> str:
+    """The traffic class that was measured."""
+    nodes = [of_host["node"] for of_host in known if "node" in of_host]
+    facts = [node.get("facts") or node["read"].get("ansible_facts", {}).get("rdma") for node in nodes]
+    told = fabric_plan.told(fabric_plan.of(nodes[0]["variables"]["fabric_plan"]), list(filter(None, facts)))
+    return f"\n\n{told}" if told else ""
 
 
 def _of_plans(of_host: dict, planned: dict | None, ports: dict | None) -> dict:

@@ -409,6 +409,12 @@ ansible_facts:
             C(evidence) (null without an NVIDIA GPU).
           type: dict
           returned: with subset gpudirect
+        gpu_initiated:
+          description: What GPU-initiated RDMA needs (IBGDA, NCCL GIN, GDAKI), null without an NVIDIA GPU. C(running)
+            and C(configured) options of the NVIDIA driver, C(stray) lines of modprobe.d that miss it, C(gdrdrv),
+            C(peermem), and C(ways) by name with C(works) and what is C(missing), each C(need) with its C(why).
+          type: dict
+          returned: with subset gpudirect
         modules:
           description: Modules by name, each with C(loaded), C(builtin), C(available), C(persisted) (paths that load
             it at boot) and C(blocked_by) (C(path), C(line), C(text)).
@@ -425,7 +431,8 @@ ansible_facts:
           type: dict
           returned: with subset initramfs
         owned_files:
-          description: Files of this collection on the node by path, each with C(mode) and C(content).
+          description: Files of this collection on the node, and C(/etc/nccl.conf), by path, each with C(mode) and
+            C(content).
           type: dict
           returned: with subset owned_files
         unfinished:

@@ -131,6 +131,7 @@ options:
       gpus_per_node: {description: Null takes what each node has., type: int}
       address_range: {description: Null is worked out from the rails., type: str}
       resources: {description: As C(device_plugin_resources)., type: raw}
+      fabric_plan: {description: As C(fabric_plan)., type: raw}
       script: {description: What C(job) runs., type: str}
   log: {description: 'For V(nccl_log), a file on the controller, produced with NCCL_DEBUG=INFO.', type: path}
   minimum_gbyte_per_s: {description: 'For V(nccl_log), the minimum bus bandwidth of the largest size.', type: float}

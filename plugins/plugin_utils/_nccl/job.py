@@ -14,6 +14,8 @@ import re
 from ...module_utils._core import text
 from ...module_utils._core.change import Finding, at
 from .._core.addresses import netaddr
+from .._core.rails import network_rails
+from .._preflight import fabric_plan
 from .._preflight.networks import shared_resources
 
 NAME = "gpufabric-all-reduce"
@@ -59,12 +61,14 @@ def environment(nodes: list[dict], options: dict) -> dict:
     ports = {(rail["hca"], rail["port"]): rail["index"] for node in nodes for rail in node["facts"]["rails"]}
     names = [f"{hca}:{port}" for hca, port in sorted(ports, key=lambda key: (ports[key], key))]
     span = options["address_range"] or address_range(nodes)
+    layers = {rail["link_layer"] for node in nodes for rail in network_rails(node["facts"])}
     return {
         "NCCL_DEBUG": "INFO",
         # `=` matches these names exactly, not as prefixes.
         "NCCL_IB_HCA": f"={','.join(names)}",
         **({"NCCL_IB_ADDR_RANGE": span} if span else {}),
         "NCCL_SOCKET_IFNAME": "eth0",
+        **fabric_plan.environment(fabric_plan.of(options["fabric_plan"]), layers),
     }
 
 
@@ -92,7 +96,7 @@ def objects(nodes: list[dict], options: dict) -> list[dict]:
     """Namespace and what the job consists of.
 
     options: form, image, namespace, networks, gpus_per_node, address_range, resources (as device_plugin_resources),
-    script (the text of all_reduce.py, for the form job).
+    script (the text of all_reduce.py, for the form job), fabric_plan.
     """
     gpus = options["gpus_per_node"] or min(len(node["facts"]["gpus"]) for node in nodes)
     workload = _job if options["form"] == JOB else _mpijob

@@ -21,6 +21,7 @@ from ...module_utils.hca import node as hca_node
 from ...module_utils.hca import rails
 from .._bundle import driver as driver_bundle
 from .._findings import catalogue
+from . import fabric_plan
 
 _NO_EXPORT = "take it out: a policy is imported (import_policy), no longer written"
 _NO_BACKUP = "take it out: k3s saves and restores its datastore itself, as docs/cluster.md says under Save the cluster"
@@ -193,6 +194,7 @@ def values(variables: dict, options: dict) -> list[Finding]:
     resources = variables.get("device_plugin_resources")
     if resources is not None and not config.is_known(resources):
         found.append(_odd("device_plugin_resources", config.WANTED, _short(resources)))
+    found += fabric_plan.findings(variables)
     odd = [item for item in variables.get("discovery_rails") or () if len(item.keys() - {"port"}) != 1]
     if odd:
         found.append(_odd("discovery_rails", "items with exactly one of hca, pci, netdev and mac", _short(odd)))
@@ -523,6 +525,7 @@ PLANNED = {
     "rdma_netns": "the RDMA netns mode should be {rdma_netns_mode}, now and at boot",
     "limits": "containers inherit locked memory and start order from it",
     "rail_links": "rail_links_settings, rail_links_source_routes",
+    "fabric": "jobs ride the traffic class of fabric_plan",
 }
 
 
@@ -562,6 +565,7 @@ def plans(facts: dict, variables: dict) -> dict:
                 "required": variables["kernel_modules_required"],
                 "ipoib": variables["kernel_modules_ipoib"],
                 "gpudirect": variables["kernel_modules_gpudirect"],
+                "gpu_initiated": variables["kernel_modules_gpu_initiated"],
                 "driver_changes": _changes_driver(variables),
             },
             root,
@@ -574,6 +578,7 @@ def plans(facts: dict, variables: dict) -> dict:
             {"settings": variables["rail_links_settings"], "source_routes": variables["rail_links_source_routes"]},
             root,
         ),
+        "fabric": fabric_plan.on_node(facts, variables)[0],
     }
 
 

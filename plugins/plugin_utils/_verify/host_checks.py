@@ -42,6 +42,7 @@ def host_checks(
         "rail_links": _ports(facts, variables) + _sources(facts),
         "rdma_netns": _netns(facts, variables, offline),
         "limits": _memlock(facts, variables, probe),
+        "fabric": [],
         "device_plugin": _plugins(probe),
     }
     covered = {item["object"] for group in checks.values() for item in group}
@@ -362,6 +363,8 @@ def _test(test: dict, results: dict, servers: dict, percents: dict, check_mode: 
         seen = "; ".join(errors) or "no result: one of the two nodes failed or became unreachable"
         return {**judged, "status": FAILED, "seen": seen, "next_step": _fabric_step(test)}
     judged.update(status=PASSED, seen=f"{result['seconds']} s")
+    if "tos" in result:
+        judged["seen"] += f", with ToS {result['tos']}, rdma_cm's default on {client['host']}"
     judged["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
     if tool == "ib_write_bw":
         judged["seen"] += f", {result['mb_per_s']} MB/s" + (f" ({result['note']})" if result.get("note") else "")

@@ -18,6 +18,7 @@ OPTIONS = {
     "form": "job",
     "resources": "rails",
     "script": "print()\n",
+    "fabric_plan": None,
 }
 MPI = {**OPTIONS, "form": "mpijob"}
 SCRIPT = pathlib.Path(__file__).resolve().parents[4] / "roles/nccl_tests/files/all_reduce.py"
@@ -35,6 +36,15 @@ def test_the_variables_name_the_rails_and_never_a_gid_index(nodes):
     for options in (OPTIONS, MPI):
         text = json.dumps(job.objects(nodes, options))
         assert [word for word in (*made, "GID_INDEX") if word not in text] == ["GID_INDEX"]
+
+
+def test_the_job_rides_the_class_of_the_plan_on_roce_alone(nodes):
+    planned = {**OPTIONS, "fabric_plan": "oracle"}
+    assert job.environment(nodes, planned) == job.environment(nodes, OPTIONS)
+    for port in [port for node in nodes for hca in node["facts"]["hcas"] for port in hca["ports"]]:
+        port["link_layer"] = "Ethernet"
+    made = job.environment(nodes, planned)
+    assert (made["NCCL_IB_TC"], made["NCCL_GIN_IB_TC"], made["NCCL_IB_SL"]) == ("105", "105", "5")
 
 
 def test_the_address_range_holds_every_rail_of_every_node(nodes):

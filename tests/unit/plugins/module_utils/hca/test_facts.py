@@ -29,6 +29,9 @@ def gathered(root, **options):
     return facts
 
 
+WAYS = "gpu_initiated"  # comes with gpudirect
+
+
 @pytest.mark.parametrize(
     ("subset", "parts"),
     [
@@ -36,8 +39,8 @@ def gathered(root, **options):
         (["hcas"], {"hcas", "cards_without_rdma"}),
         (["pci"], {"cards_without_rdma", "gpus"}),
         (["rails", "!gids"], {"rails", "not_rails", "shared_subnets"}),
-        (["all", "!hcas", "!pci", "!rails", "!gpus"], set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"}),
-        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets"} - {"pci", "gids"}),
+        (["all", "!hcas", "!pci", "!rails", "!gpus"], set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"} | {WAYS}),
+        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets", WAYS} - {"pci", "gids"}),
     ],
 )
 def test_subsets(laid_out, subset, parts):
