@@ -126,13 +126,18 @@ class ActionModule(ActionBase):
     def _nccl_job(self, args, task_vars):
         facts = fleet.facts(task_vars, args["hosts"])
         nodes = [{"host": host, "facts": of_host} for host, of_host in zip(args["hosts"], facts)]
-        findings = nccl_job.findings(nodes, args["job"])
+        job = args["job"]
+        if job["networks"] is None:
+            variables = fleet.each(task_vars, args["hosts"][:1], fleet.READ)[0]["variables"]
+            job["networks"], span = nccl_job.rail_networks(nodes, variables)
+            job["address_range"] = job["address_range"] or span
+        findings = nccl_job.findings(nodes, job)
         if findings:
             terminal.show(f"{core_text.four_facts(findings)}\n")
             what = f"{core_text.count(len(findings), 'problem')} with the nccl-tests job"
             return {"failed": True, "msg": f"{what}; nothing was written. Each is listed above."}
         # The controller tags the values it templates; YAML needs plain ones.
-        objects = json.loads(json.dumps(nccl_job.objects(nodes, args["job"])))
+        objects = json.loads(json.dumps(nccl_job.objects(nodes, job)))
         text = JOB_HEADER + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
         if args["file"]:
             return self._write({pathlib.Path(args["file"]): text})

@@ -309,17 +309,8 @@ def config(item: dict, master, ranges=None, taken=()) -> dict:
 # --- objects and files ------------------------------------------------------------------------------------------------
 
 
-def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resources=None) -> dict:
-    """Everything the role renders.
-
-    variables: the networks_* of the play. nodes, in the order that numbers their address blocks: host, number, rails
-    (index, netdev, link_layer), netdevs {name: {addresses}}. hosts: the names of all nodes; where some of them are not
-    among nodes (not in this run, or failed in it), `complete` is false, and objects made from those that are would be
-    wrong for the others. Returns attachments, networks (what the linter reads), objects, files {host: {network name:
-    text}}, problems and notes.
-    """
-    away = [host for host in hosts if host not in {node["host"] for node in nodes}]
-    total = len(nodes) + len(away)
+def wanted(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dict], list[Finding], list[str]]:
+    """The user's attachments and those of the rails, with all that defaults give: (attachments, problems, notes)."""
     attachments = [_normal(item, variables) for item in variables["networks_attachments"]]
     findings: list[Finding] = []
     notes: list[str] = []
@@ -333,6 +324,21 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
     for item in attachments:
         if item["ipam"] == "auto":
             item["ipam"] = _default_ipam(variables, item)
+    return attachments, findings, notes
+
+
+def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resources=None) -> dict:
+    """Everything the role renders.
+
+    variables: the networks_* of the play. nodes, in the order that numbers their address blocks: host, number, rails
+    (index, netdev, link_layer), netdevs {name: {addresses}}. hosts: the names of all nodes; where some of them are not
+    among nodes (not in this run, or failed in it), `complete` is false, and objects made from those that are would be
+    wrong for the others. Returns attachments, networks (what the linter reads), objects, files {host: {network name:
+    text}}, problems and notes.
+    """
+    away = [host for host in hosts if host not in {node["host"] for node in nodes}]
+    total = len(nodes) + len(away)
+    attachments, findings, notes = wanted(variables, nodes, resources)
     findings += check(attachments, variables)
     notes += _one_subnet(attachments)
     made = {
