@@ -8,7 +8,6 @@ import pathlib
 
 import yaml
 from ansible.plugins.action import ActionBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.modules import report as documented
@@ -48,7 +47,6 @@ class ActionModule(ActionBase):
             "nccl_log": self._nccl_log,
             "saved": self._saved,
             "facts": self._facts,
-            "networks": self._networks,
             "capture": self._capture,
             "drift": self._drift,
             "text": self._text,
@@ -200,17 +198,6 @@ class ActionModule(ActionBase):
         if not args["json_file"]:
             return {}
         return self._write({args["json_file"]: files.as_json({"query": args["query"], **answers})})
-
-    def _networks(self, args, task_vars):
-        read = fleet.each(task_vars, args["hosts"], args["variables"].get("read", "read"))
-        nodes = [{"host": host, **of_host["networks"]} for host, of_host in zip(args["hosts"], read)]
-        networks = nad_lint.from_objects(args["objects"], nad_lint.files_by_name(nodes))
-        findings = at(core_text.names(args["hosts"]), nad_lint.lint(networks, nodes, args["cluster"]))
-        if not findings:
-            return {"findings": []}
-        terminal.show(f"{core_text.four_facts(findings)}\n")
-        what = f"{core_text.count(len(findings), 'finding')} about networks of pods"
-        return {"failed": True, "findings": findings, "msg": f"{what}; each is listed above"}
 
     def _capture(self, args, _task_vars):
         return self._write({args["file"]: files.capture_text(args["fixture"])})
