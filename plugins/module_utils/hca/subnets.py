@@ -47,7 +47,10 @@ def _addressed(hcas: list[dict[str, Any]], rails: list[dict[str, Any]]) -> Itera
         netdev = netdevs.get(rail["netdev"], {})
         addresses = netdev.get("addresses")
         for text in addresses if isinstance(addresses, list) else ():
-            interface = ipaddress.ip_interface(text)
+            try:
+                interface = ipaddress.ip_interface(text)
+            except ValueError:
+                continue
             if not interface.is_link_local:
                 yield interface, {**rail, "mac": netdev["mac"], "management": netdev["management"]}
 
