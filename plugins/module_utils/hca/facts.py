@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from . import driver, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci
+from . import driver, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci, pcie
 from . import hcas as devices
 from . import node as machine
 from . import rails as fabric
@@ -60,11 +60,9 @@ def gather(
     facts["virtualization"] = {"container": facts["node"]["container"]}
     facts["unfinished"] = [name for name, path in paths.RECORDS.items() if tree.exists(path)]
     kernel = machine.kernel(tree)
-    needs_devices = wanted & {"hcas", "pci", "rails"}
-    functions = pci.classes(tree) if needs_devices or wanted & {"gpus", "gpudirect"} else {}
-    catalogue = (
-        modules.Catalogue(tree, kernel) if needs_devices or wanted & {"driver", "gpudirect", "modules"} else None
-    )
+    needs_devices = wanted & {"hcas", "pci", "rails", "gpudirect"}
+    functions = pci.classes(tree) if needs_devices or "gpus" in wanted else {}
+    catalogue = modules.Catalogue(tree, kernel) if needs_devices or wanted & {"driver", "modules"} else None
     lines = modprobe.statements(tree) if needs_devices or wanted & {"subsystem", "modules"} else []
     gpus = pci.gpus(tree, functions)
     network = Network(tree, seams) if needs_devices else None
@@ -81,16 +79,19 @@ def gather(
                 network,
                 lambda names: modules.state(tree, names, catalogue=catalogue, lines=lines),
             )
-        if "rails" in wanted:
-            facts["rails"], facts["not_rails"] = fabric.rails(tree, found, gpus, rails, software_hcas, functions)
+        if wanted & {"rails", "gpudirect"}:
+            numbered, others = fabric.rails(tree, found, gpus, rails, software_hcas, functions)
+            if "rails" in wanted:
+                facts["rails"], facts["not_rails"] = numbered, others
+            if "gpudirect" in wanted:
+                facts["pcie"] = pcie.state(tree, numbered, gpus, kernel)
+                facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, facts["pcie"], seams)
     if wanted & {"gpus", "pci"}:
         facts["gpus"] = gpus
     if "subsystem" in wanted:
         facts["subsystem"] = netns.state(tree, lines)
     if "driver" in wanted:
         facts["driver"] = driver.state(tree, catalogue, seams)
-    if "gpudirect" in wanted:
-        facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, seams)
     if "modules" in wanted:
         facts["modules"] = modules.state(tree, modules.NAMES, catalogue=catalogue, lines=lines)
     if "limits" in wanted:

@@ -36,8 +36,8 @@ def gathered(root, **options):
         (["hcas"], {"hcas", "cards_without_rdma"}),
         (["pci"], {"cards_without_rdma", "gpus"}),
         (["rails", "!gids"], {"rails", "not_rails"}),
-        (["all", "!hcas", "!pci", "!rails", "!gpus"], set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"}),
-        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails"} - {"pci", "gids"}),
+        (["all", "!hcas", "!pci", "!rails", "!gpus"], {"pcie", *SUBSETS} - {"hcas", "pci", "rails", "gpus", "gids"}),
+        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "pcie"} - {"pci", "gids"}),
     ],
 )
 def test_subsets(laid_out, subset, parts):
