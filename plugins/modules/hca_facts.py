@@ -429,6 +429,7 @@ ansible_facts:
             kernel_config:
               description: Options of the running kernel that matter here and whether they are on, null without a pair.
               type: dict
+            loader: {description: 'What sets a boot parameter here, C(update-grub), C(grubby) or null.', type: str}
         modules:
           description: Modules by name, each with C(loaded), C(builtin), C(available), C(persisted) (paths that load
             it at boot) and C(blocked_by) (C(path), C(line), C(text)).

@@ -83,6 +83,7 @@ def examine(
     return {
         "gpu": any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]),
         "kernel": kernel,
+        "architecture": facts["node"]["architecture"],
         "nvidia": _nvidia(tree, catalogue, seams),
         "peermem": None
         if peermem_path is None
@@ -220,7 +221,9 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
     if dmabuf and policy != "peermem":
         unsure = evidence["dmabuf_doubts"]
         sentence = f"nvidia_peermem is not needed. {gpudirect.dmabuf_verdict(evidence['kernel'], unsure)}"
-        return _say("not-needed", "dmabuf", sentence, None, unsure)
+        grace = ["On bare-metal Grace dma-buf may need NVreg_GrdmaPciTopoCheckOverride=1 for nvidia."]
+        known = evidence["architecture"] != "aarch64" or any("NVreg_" in text for text in unsure)
+        return _say("not-needed", "dmabuf", sentence, None, unsure if known else [*unsure, *grace])
     return _peermem(evidence, dmabuf)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from . import driver, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci, pcie
+from . import driver, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci, pcie, pcie_path
 from . import hcas as devices
 from . import node as machine
 from . import rails as fabric
@@ -108,6 +108,7 @@ def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
     """{path: {mode: "0644", content: text}} of every file that the collection owns on the node."""
     tree = tree.snapshot()
     candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT]
+    candidates += [paths.OWN_ACS_GRUB, paths.OWN_ACS_RECORD]
     system = "/etc/systemd/system"
     for name in tree.listdir(system):
         if name.endswith(".service.d") and paths.OWN_DROP_IN in tree.listdir(f"{system}/{name}"):
@@ -144,4 +145,7 @@ def reboot_reasons(facts: dict[str, Any]) -> list[str]:
                 f"The RDMA subsystem runs in netns mode {running}, {winner['path']} sets "
                 f"{winner['mode']} for the next boot."
             )
+    parameter = pcie_path.persisted(facts.get("owned_files") or {})
+    if parameter and parameter not in pcie_path.booted(facts["node"]["cmdline"]):
+        found.append(f"The kernel runs without {parameter}, which is set for the next boot.")
     return found

@@ -32,6 +32,7 @@ _EXPRESS, _ACS, _ATS = 0x10, 0x000D, 0x000F
 _STEPS = 48  # as many entries as fit between the header and byte 256
 _OPTIONS = ("PCI_P2PDMA", "INFINIBAND_ON_DEMAND_PAGING", "INFINIBAND_USER_MEM", "DMABUF_MOVE_NOTIFY")
 _OPTION = re.compile(rf"^CONFIG_({'|'.join(_OPTIONS)})=([ym])$", re.MULTILINE)
+_LOADERS = ("update-grub", "grubby")  # what sets a boot parameter on Debian and Ubuntu, and on EL
 _DRIVERS = "/sys/bus/pci/drivers"
 # Product names (DMI) of virtual machines: what they show of bridges is not the host's.
 _GUEST = re.compile(
@@ -174,7 +175,7 @@ def options(text: str) -> dict[str, str]:
 
 
 def state(tree: Tree, rails: list[dict[str, Any]], gpus: list[dict[str, Any]], kernel: Optional[str]) -> dict[str, Any]:
-    """{paths, functions, iommu, kernel_config} of the pairs of a rail's HCA and its GPU.
+    """{paths, functions, iommu, kernel_config, loader} of the pairs of a rail's HCA and its GPU.
 
     paths: [{rail, hca, gpu, function, meets, gpu_side, function_side, root_port, group_shared, and what
     `pcie_path.judge` says}]; the sides list the bridges below the place where the two meet, from the top.
@@ -202,6 +203,7 @@ def state(tree: Tree, rails: list[dict[str, Any]], gpus: list[dict[str, Any]], k
         "functions": functions,
         "iommu": bool(tree.listdir("/sys/class/iommu")),
         "kernel_config": kernel_config(tree, kernel) if found else None,
+        "loader": next((name for name in _LOADERS if tree.exists(f"/usr/sbin/{name}")), None) if found else None,
     }
 
 

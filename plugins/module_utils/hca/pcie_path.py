@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple, Optional
 
+from . import paths
 from .text import is_unknown
 
 # By position: bit 0 is SV. A mask has their digits from right to left, x where a bit is left as it is.
@@ -24,6 +25,7 @@ KERNEL_DEFAULT = "xx111x1"
 _OFF = "xx000x0"
 _NO_REDIRECT = "xxx00xx"  # all that disable_acs_redir does, besides EC
 
+_PARAMETER = re.compile(r"pci=(?:config_acs|disable_acs_redir)=[0-9a-fx@:.;/]+")
 _NICS = ("15b3:1021", "15b3:1023", "15b3:1025", "15b3:a2dc")
 _SWITCHES = ("15b3:197b", "15b3:197c", "15b3:1979")
 _GRACE = ("10de:22b1", "10de:22b2", "10de:22b8")
@@ -163,7 +165,8 @@ def _turned(path: dict[str, Any], functions: dict[str, dict[str, Any]], rule: Ru
             elif is_unknown(ats):
                 verdict, why = UNKNOWN, f"ATS of {path['function']}: {ats[len('unknown: ') :]}"
         said = _says(rule.topology, verdict, why, port, bits)
-    return {**said, "masks": _masks(rule.masks, functions)}
+    # A port without ACS redirects nothing and has nothing to set.
+    return {**said, "masks": {at: mask for at, mask in rule.masks.items() if _has_acs(functions.get(at))}}
 
 
 def control(function: dict[str, Any]) -> int:
@@ -171,21 +174,15 @@ def control(function: dict[str, Any]) -> int:
     return function["acs"]["control"] if isinstance(function["acs"], dict) else 0
 
 
-def _masks(masks: dict[str, str], functions: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Of the ports that have ACS; with EC off as well where it is on."""
-    wanted = {}
-    for port, mask in masks.items():
-        acs = functions[port]["acs"] if port in functions else None
-        if isinstance(acs, dict):
-            wanted[port] = f"{mask[0]}0{mask[2:]}" if acs["control"] & EC else mask
-    return wanted
+def _has_acs(function: Optional[dict[str, Any]]) -> bool:
+    return isinstance((function or {}).get("acs"), dict)
 
 
 def differs(mask: str, function: Optional[dict[str, Any]]) -> list[str]:
     """Which bits of a function are not as its mask wants them; a bit that it cannot have need not be on."""
-    acs = (function or {}).get("acs")
-    if not isinstance(acs, dict):
+    if function is None or not _has_acs(function):
         return ["ACS"]
+    acs = function["acs"]
     digits = dict(zip(BITS, reversed(mask)))
     wrong = []
     for place, name in enumerate(BITS):
@@ -197,8 +194,32 @@ def differs(mask: str, function: Optional[dict[str, Any]]) -> list[str]:
 
 def against_rule(path: dict[str, Any], functions: dict[str, dict[str, Any]]) -> bool:
     """Whether a path goes through the root complex because a bridge is not as its topology wants it."""
-    redirected = path["verdict"] in (ROOT_COMPLEX, TRANSLATED) and path["bridge"] in path["masks"]
-    return redirected and bool(differs(path["masks"][path["bridge"]], functions.get(path["bridge"])))
+    bridge = path["bridge"]
+    if path["verdict"] not in (ROOT_COMPLEX, TRANSLATED) or bridge not in path["masks"]:
+        return False
+    return "EC" in path["bits"] or bool(differs(path["masks"][bridge], functions.get(bridge)))
+
+
+def persisted(owned_files: dict[str, dict[str, str]]) -> Optional[str]:
+    """The boot parameter that the collection has set on this node."""
+    for path in (paths.OWN_ACS_GRUB, paths.OWN_ACS_RECORD):
+        said = _PARAMETER.search((owned_files.get(path) or {}).get("content") or "")
+        if said:
+            return said[0]
+    return None
+
+
+def booted(cmdline: Optional[str]) -> list[str]:
+    """The parameters of the running kernel that set ACS."""
+    return _PARAMETER.findall(cmdline or "")
+
+
+def parsed(parameter: str) -> dict[str, str]:
+    """{bridge: mask} of a parameter that `setting` made."""
+    name, _equals, value = parameter[len("pci=") :].partition("=")
+    if name != "config_acs":
+        return dict.fromkeys(value.split(";"), _NO_REDIRECT)
+    return {port: mask for mask, port in (item.split("@", 1) for item in value.split(";") if "@" in item)}
 
 
 # --- the boot parameter ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
 from ...module_utils._driver import packages
 from ...module_utils._driver import plan as driver_plan
-from ...module_utils._host import kernel_modules, memlock, netns, rail_links
+from ...module_utils._host import kernel_modules, memlock, netns, pcie, rail_links
 from ...module_utils.hca import facts as hca_facts
 from ...module_utils.hca import node as hca_node
 from ...module_utils.hca import rails
@@ -510,6 +510,7 @@ PLANNED = {
     "rdma_netns": "the RDMA netns mode should be {rdma_netns_mode}, now and at boot",
     "limits": "containers inherit locked memory and start order from it",
     "rail_links": "rail_links_settings",
+    "pcie": "pcie_acs: {pcie_acs}",
 }
 
 
@@ -557,6 +558,7 @@ def plans(facts: dict, variables: dict) -> dict:
             facts, {"services": variables["limits_services"], "memlock": variables["limits_memlock"]}, root
         ),
         "rail_links": rail_links.plan(facts, {"settings": variables["rail_links_settings"]}, root),
+        "pcie": pcie.plan(facts, {"acs": variables["pcie_acs"]}, root),
     }
 
 

@@ -145,7 +145,7 @@ FAR, AT_CPU, VIA = "translated", "root-complex", "direct-translated-only"
         (path(), {"mine": RR | SV}, {}, {}, ("switch", FAR, "mine", "RR"), PAIR_OFF),
         (path(), {"its": CR}, {"group": "identity"}, {}, ("switch", AT_CPU, "its", "CR"), PAIR_OFF),
         (path(), {"its": CR}, {"group": None}, {}, ("switch", AT_CPU, "its", "CR"), PAIR_OFF),
-        (path(), {"mine": EC}, {}, {}, ("switch", FAR, "mine", "EC"), {"mine": "x0000x0", "its": OFF}),
+        (path(), {"mine": EC}, {}, {}, ("switch", FAR, "mine", "EC"), PAIR_OFF),
         (path(), {"rp": RR | CR, "mine": UF | SV}, {}, {}, ("switch", "direct", None), PAIR_OFF),
         (DEEP, {"deep": RR}, {}, {}, ("switch", FAR, "deep", "RR"), {**PAIR_OFF, "deep": OFF}),
         (DEEP, {}, {"switch": CX}, {}, ("inline", "direct", None), {**PAIR_OFF, "deep": OFF, "rp": OFF}),

@@ -1,0 +1,130 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: pcie
+short_description: Have the kernel set ACS of the bridges between GPUs and HCAs at the next boot
+version_added: 0.1.0
+description:
+  - Bridges whose ACS redirects send GPUDirect traffic through the root complex. What a bridge needs depends on the
+    topology; C(pcie.paths) of M(gpufabric.rdma.hca_facts) has it, with the reason.
+  - On Debian and Ubuntu it writes a drop-in for GRUB and runs C(update-grub); on EL it calls C(grubby) and keeps a
+    record of the parameter. It takes effect at a reboot, which it reports and does not do.
+  - Nothing is set on nodes that pass GPUs or HCAs on to virtual machines, except what those need, nor where a path
+    could not be judged.
+  - The C(grubby) path is not tested against a real EL node.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
+  - gpufabric.rdma.reading.rails
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  acs:
+    description:
+      - V(topology) sets the parameter that the node's topology needs and its kernel has. V(report) sets none, and
+        removes what V(topology) has set.
+    type: str
+    choices: [report, topology]
+    default: report
+"""
+
+EXAMPLES = r"""
+- name: ACS as the topology needs it, from the next boot on
+  gpufabric.rdma.pcie:
+    acs: topology
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
+  returned: always
+  type: list
+  elements: dict
+reboot_reasons: {description: Why the node needs a reboot., returned: success, type: list, elements: str}
+findings:
+  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+  returned: always
+  type: list
+  elements: dict
+not_applied: {description: What was left as it is, with the reason., returned: success, type: list, elements: str}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import must
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import (
+    GRUB,
+    MENU,
+    REPORT,
+    TOPOLOGY,
+    commands,
+    plan,
+)
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths, pcie_path
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+
+SUBSET = ["gpudirect", "owned_files"]
+_MENUS = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")
+_ENTRIES = "/boot/loader/entries"
+
+
+class Reader:
+    """Reads the node before and after the changes; the parameter of before tells whether a reboot is due."""
+
+    def __init__(self, root: str, rails: list[dict]):
+        self.root, self.rails = root, rails
+        self.before: dict = {}
+
+    def __call__(self) -> dict:
+        tree = Tree(self.root)
+        facts = gather(tree, Seams.of(tree), SUBSET, rails=self.rails)
+        parameter = pcie_path.persisted(facts["owned_files"])
+        facts["acs_before"] = self.before.setdefault("parameter", parameter)
+        if parameter:
+            entries = [f"{_ENTRIES}/{name}" for name in tree.listdir(_ENTRIES) if name.endswith(".conf")]
+            places = _MENUS if paths.OWN_ACS_GRUB in facts["owned_files"] else entries
+            texts = [text for text in map(tree.read, places) if text]
+            facts["acs_in_menu"] = not texts or any(parameter in text for text in texts)
+        return facts
+
+
+def apply(changes, loader: str, root: str, run):
+    for change in changes:
+        if change.object == MENU:
+            for argv in commands(loader, change.before, change.after):
+                must(run, MENU, argv)
+        else:
+            apply_file(root, change)
+        yield change
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "acs": {"type": "str", "choices": [REPORT, TOPOLOGY], "default": REPORT},
+            "rails": RAILS,
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    read = Reader(params["root"], params["rails"])
+
+    def run(argv):
+        return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
+
+    def act(changes):
+        return apply(changes, read()["pcie"]["loader"] or GRUB, params["root"], run)
+
+    converge(module, read, lambda facts: plan(facts, {"acs": params["acs"]}, params["root"]), act)
+
+
+if __name__ == "__main__":
+    main()
