@@ -78,9 +78,9 @@ def _foreign(facts: dict, now: str | None) -> str | None:
         if word.startswith("pcie_acs_override="):
             return f"{word}, which reports isolation that the bridges do not have"
         # With a parameter of ours, one that differs is what it was at the last boot. grubby replaces any of this name.
-        if now is None and facts.get("acs_before") is None and word.strip('"').startswith("pci="):
-            if pcie_path.booted(word) or facts["pcie"]["loader"] == GRUBBY:
-                return word
+        other = now is None and facts.get("acs_before") is None and word.strip('"').startswith("pci=")
+        if other and (pcie_path.booted(word) or facts["pcie"]["loader"] == GRUBBY):
+            return word
     return None
 
 

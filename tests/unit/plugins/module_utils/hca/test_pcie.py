@@ -270,7 +270,7 @@ def test_the_facts_of_a_pair(node):
 
 
 GOOD = dict.fromkeys(("PCI_P2PDMA", "INFINIBAND_ON_DEMAND_PAGING", "INFINIBAND_USER_MEM"), True)
-AT_FAULT = {"bridge": "mine", "masks": {"mine": OFF}, "reason": "x"}
+AT_FAULT = {"bridge": "mine", "bits": ["RR"], "masks": {"mine": OFF}, "reason": "x"}
 
 
 @pytest.mark.parametrize(

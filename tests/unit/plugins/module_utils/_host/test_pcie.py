@@ -1,0 +1,102 @@
+"""ACS at boot: what is written where, what is refused, and the way back."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import MENU, commands, plan, text
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import pcie_path
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import OWN_ACS_GRUB, OWN_ACS_RECORD
+
+A, B = "0000:02:00.0", "0000:02:01.0"
+PARAMETER = f"pci=config_acs=xx000x0@{A};xx000x0@{B}"
+OLD = "pci=config_acs=xx000x0@0000:09:00.0"
+TOPOLOGY, REPORT = {"acs": "topology"}, {"acs": "report"}
+
+
+def facts(cmdline="quiet", parameter=None, loader="update-grub", kernel="6.12.43", verdict="translated", **more):
+    path = OWN_ACS_GRUB if loader == "update-grub" else OWN_ACS_RECORD
+    masks = {A: "xx000x0", B: "xx000x0"}
+    way = {"verdict": verdict, "masks": masks, "reason": "a reason"}
+    return {
+        "node": {"kernel": kernel, "cmdline": cmdline, "container": None},
+        "pcie": {"paths": [way], "iommu": True, "loader": loader},
+        "owned_files": {path: {"mode": "0644", "content": text(loader, parameter)}} if parameter else {},
+        **more,
+    }
+
+
+def outcome(made):
+    return [(change.object, change.action) for change in made.changes], len(made.reboot_reasons)
+
+
+WRITE, RECORD = (OWN_ACS_GRUB, "write"), (OWN_ACS_RECORD, "write")
+SET, UNSET = (MENU, "set"), (MENU, "unset")
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "changes", "reboot"),
+    [
+        (facts(), REPORT, [], 0),
+        (facts(), TOPOLOGY, [WRITE, SET], 1),
+        (facts(loader="grubby"), TOPOLOGY, [SET, RECORD], 1),
+        (facts(parameter=PARAMETER), TOPOLOGY, [], 1),
+        (facts(PARAMETER, PARAMETER), TOPOLOGY, [], 0),
+        (facts(PARAMETER, PARAMETER, "grubby"), TOPOLOGY, [], 0),
+        (facts(parameter=PARAMETER, acs_in_menu=False), TOPOLOGY, [SET], 1),
+        (facts(OLD, OLD), TOPOLOGY, [WRITE, SET], 1),
+        (facts(OLD, PARAMETER), TOPOLOGY, [], 1),
+        (facts(PARAMETER, PARAMETER), REPORT, [(OWN_ACS_GRUB, "remove"), UNSET], 1),
+        (facts(PARAMETER, PARAMETER, "grubby"), REPORT, [UNSET, (OWN_ACS_RECORD, "remove")], 1),
+        (facts(PARAMETER, acs_before=PARAMETER), REPORT, [], 1),
+        (facts(PARAMETER), REPORT, [], 0),
+        (facts(PARAMETER, PARAMETER, verdict="unknown"), TOPOLOGY, [], 0),
+        (facts(verdict="unknown"), TOPOLOGY, [], 0),
+        (facts(kernel="6.14.0-15-generic"), TOPOLOGY, [], 0),
+        (facts("pci=nomsi"), TOPOLOGY, [WRITE, SET], 1),
+    ],
+)
+def test_the_plan(there, wanted, changes, reboot):
+    made = plan(there, wanted)
+    assert (outcome(made), made.findings) == ((changes, reboot), [])
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        facts(OLD),
+        facts("pci=nomsi", loader="grubby"),
+        facts("pcie_acs_override=downstream"),
+        facts(loader=None),
+    ],
+)
+def test_what_another_has_set_is_refused(there):
+    made = plan(there, TOPOLOGY)
+    assert (made.changes, len(made.findings)) == ([], 1)
+
+
+def test_a_tree_of_files_gets_the_file_and_no_menu():
+    made = plan(facts(), TOPOLOGY, "/mnt")
+    assert (outcome(made)[0], len(made.not_verified)) == ([WRITE], 1)
+
+
+@pytest.mark.parametrize("loader", ["update-grub", "grubby"])
+def test_what_is_written_is_what_is_read(loader):
+    there = facts(parameter=PARAMETER, loader=loader)
+    assert pcie_path.persisted(there["owned_files"]) == PARAMETER
+    assert pcie_path.parsed(PARAMETER) == {A: "xx000x0", B: "xx000x0"}
+    assert pcie_path.parsed(f"pci=disable_acs_redir={A};{B}").keys() == {A, B}
+    assert pcie_path.booted(f'ro "{PARAMETER}" quiet') == [PARAMETER]
+
+
+@pytest.mark.parametrize(
+    ("loader", "before", "after", "argv"),
+    [
+        ("update-grub", "", "new", ["update-grub"]),
+        ("grubby", "", "new", ["grubby", '--args="new"']),
+        ("grubby", "old", "new", ["grubby", '--remove-args="old"', "grubby", '--args="new"']),
+        ("grubby", "old", "", ["grubby", '--remove-args="old"']),
+    ],
+)
+def test_commands_of_the_boot_loaders(loader, before, after, argv):
+    words = [word for command in commands(loader, before, after) for word in command]
+    assert [word for word in words if word != "--update-kernel=ALL"] == argv
