@@ -32,7 +32,7 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
         _remove(facts, now, root, made)
     booted = pcie_path.booted(facts["node"]["cmdline"])
     before = facts.get("acs_before", now)
-    if parameter and parameter not in booted:
+    if parameter and parameter not in booted and pcie_path.unlike(parameter, facts["pcie"]["functions"]):
         made.reboot_reasons.append(f"{parameter} is set for the next boot, the running kernel has no such parameter")
     elif not parameter and before in booted:
         made.reboot_reasons.append(f"{before} is no longer set, the running kernel still has it")

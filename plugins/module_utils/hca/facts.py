@@ -146,6 +146,7 @@ def reboot_reasons(facts: dict[str, Any]) -> list[str]:
                 f"{winner['mode']} for the next boot."
             )
     parameter = pcie_path.persisted(facts.get("owned_files") or {})
-    if parameter and parameter not in pcie_path.booted(facts["node"]["cmdline"]):
+    waits = parameter and "pcie" in facts and parameter not in pcie_path.booted(facts["node"]["cmdline"])
+    if waits and pcie_path.unlike(parameter, facts["pcie"]["functions"]):
         found.append(f"The kernel runs without {parameter}, which is set for the next boot.")
     return found

@@ -222,6 +222,12 @@ def parsed(parameter: str) -> dict[str, str]:
     return {port: mask for mask, port in (item.split("@", 1) for item in value.split(";") if "@" in item)}
 
 
+def unlike(parameter: str, functions: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """{bridge: bits that are not as the parameter has them} of the bridges that differ."""
+    found = {port: differs(mask, functions.get(port)) for port, mask in parsed(parameter).items()}
+    return {port: wrong for port, wrong in found.items() if wrong}
+
+
 # --- the boot parameter ----------------------------------------------------------------------------------------------
 
 _REDIR = (4, 19)

@@ -221,11 +221,11 @@ def _acs(facts: dict) -> list[dict]:
     if parameter not in pcie_path.booted(facts["node"]["cmdline"]):
         return []
     checks = []
+    unlike = pcie_path.unlike(str(parameter), facts["pcie"]["functions"])
     for bridge, mask in pcie_path.parsed(str(parameter)).items():
-        function = facts["pcie"]["functions"].get(bridge)
-        wrong = pcie_path.differs(mask, function)
+        wrong = unlike.get(bridge)
         seen = f"other than wanted: {' '.join(wrong)}" if wrong else "as wanted"
-        if function is None:
+        if bridge not in facts["pcie"]["functions"]:
             seen = "on no path between a GPU and an HCA: bus numbers have moved, or a card is gone"
         step = f"look for ACS in dmesg; {_SET_ACS} makes the parameter anew"
         checks.append(check(f"acs:{bridge}", f"ACS of bridge {bridge}", not wrong, mask, seen, step))

@@ -13,13 +13,16 @@ OLD = "pci=config_acs=xx000x0@0000:09:00.0"
 TOPOLOGY, REPORT = {"acs": "topology"}, {"acs": "report"}
 
 
-def facts(cmdline="quiet", parameter=None, loader="update-grub", kernel="6.12.43", verdict="translated", **more):
+def facts(
+    cmdline="quiet", parameter=None, loader="update-grub", kernel="6.12.43", verdict="translated", on=0x1D, **more
+):
     path = OWN_ACS_GRUB if loader == "update-grub" else OWN_ACS_RECORD
     masks = {A: "xx000x0", B: "xx000x0"}
     way = {"verdict": verdict, "masks": masks, "reason": "a reason"}
+    acs = {"acs": {"capability": 0x5F, "control": on}}
     return {
         "node": {"kernel": kernel, "cmdline": cmdline, "container": None},
-        "pcie": {"paths": [way], "iommu": True, "loader": loader},
+        "pcie": {"paths": [way], "iommu": True, "loader": loader, "functions": dict.fromkeys(masks, acs)},
         "owned_files": {path: {"mode": "0644", "content": text(loader, parameter)}} if parameter else {},
         **more,
     }
@@ -39,6 +42,7 @@ SET, UNSET = (MENU, "set"), (MENU, "unset")
         (facts(), REPORT, [], 0),
         (facts(), TOPOLOGY, [WRITE, SET], 1),
         (facts(loader="grubby"), TOPOLOGY, [SET, RECORD], 1),
+        (facts(on=0), TOPOLOGY, [WRITE, SET], 0),
         (facts(parameter=PARAMETER), TOPOLOGY, [], 1),
         (facts(PARAMETER, PARAMETER), TOPOLOGY, [], 0),
         (facts(PARAMETER, PARAMETER, "grubby"), TOPOLOGY, [], 0),
