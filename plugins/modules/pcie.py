@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: pcie
-short_description: Have the kernel set ACS of the bridges between GPUs and HCAs at the next boot
+short_description: Set ACS between GPUs and HCAs for the next boot, and MaxReadReq of the HCAs
 version_added: 0.1.0
 description:
   - Bridges whose ACS redirects send GPUDirect traffic through the root complex. What a bridge needs depends on the
@@ -30,6 +30,13 @@ options:
     type: str
     choices: [report, topology]
     default: report
+  read_request:
+    description:
+      - MaxReadReq in bytes of the functions through which the rails reach their GPUs, set now and by a rule of udev
+        whenever a driver is bound. It needs C(setpci) of the package pciutils. A reset of the function alone undoes it.
+      - Without it the rule is removed and the running values stay.
+    type: int
+    choices: [4096]
 """
 
 EXAMPLES = r"""
@@ -56,6 +63,7 @@ not_applied: {description: What was left as it is, with the reason., returned: s
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.programs import found
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import must
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import (
@@ -65,6 +73,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import (
     TOPOLOGY,
     commands,
     plan,
+    setpci,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths, pcie_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
@@ -100,6 +109,8 @@ def apply(changes, loader: str, root: str, run):
         if change.object == MENU:
             for argv in commands(loader, change.before, change.after):
                 must(run, MENU, argv)
+        elif change.object.startswith("MaxReadReq of "):
+            must(run, change.object, setpci(change.object.split()[-1], int(change.after)))
         else:
             apply_file(root, change)
         yield change
@@ -109,6 +120,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "acs": {"type": "str", "choices": [REPORT, TOPOLOGY], "default": REPORT},
+            "read_request": {"type": "int", "choices": [4096]},
             "rails": RAILS,
             "root": {"type": "path", "default": "/"},
         },
@@ -117,13 +129,16 @@ def main() -> None:
     params = module.params
     read = Reader(params["root"], params["rails"])
 
+    wanted = {key: params[key] for key in ("acs", "read_request")}
+
     def run(argv):
-        return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
+        program = found(argv[0])
+        return module.run_command([program, *argv[1:]]) if program else (1, "", f"{argv[0]} is not installed")
 
     def act(changes):
         return apply(changes, read()["pcie"]["loader"] or GRUB, params["root"], run)
 
-    converge(module, read, lambda facts: plan(facts, {"acs": params["acs"]}, params["root"]), act)
+    converge(module, read, lambda facts: plan(facts, wanted, params["root"]), act)
 
 
 if __name__ == "__main__":

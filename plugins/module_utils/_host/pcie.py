@@ -1,7 +1,8 @@
-"""ACS of the bridges between GPUs and HCAs, by a parameter of the kernel that boots next.
+"""ACS of the bridges between GPUs and HCAs, by a parameter of the kernel that boots next; and MaxReadReq of the HCAs.
 
 PRIVATE to the collection. Pure: facts and options in, Plan out. The kernel sets ACS before any driver is loaded, and
-IOMMU groups follow from it: writing the registers of a running node would change the one without the other.
+IOMMU groups follow from it: writing the registers of a running node would change the one without the other. MaxReadReq
+is lost when a driver is loaded again, so a rule of udev sets it whenever one is bound, by PCI address.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ MENU = "boot menu"
 GRUB, GRUBBY = "update-grub", "grubby"
 _FILES = {GRUB: paths.OWN_ACS_GRUB, GRUBBY: paths.OWN_ACS_RECORD}
 _OBJECT = "ACS at boot"
+_BOUND = 'ACTION=="add|bind", SUBSYSTEM=="pci"'
+_PATH = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: acs (report|topology). facts: with `acs_before`, the parameter that was set when the module began, and
-    `acs_in_menu`, whether the boot menu has the one that is set; without them the file tells.
+    """wanted: acs (report|topology), read_request (bytes or None).
+
+    facts: with `acs_before`, the parameter that was set when the module began, and `acs_in_menu`, whether the boot menu
+    has the one that is set; without them the file tells.
     """
     made = Plan()
+    _read_request(facts, wanted["read_request"], root, made)
     now = pcie_path.persisted(facts["owned_files"])
     parameter = _wanted(facts, wanted, now, made)
     if made.findings:
@@ -112,6 +118,34 @@ def _remove(facts: dict, now: str, root: str, made: Plan) -> None:
         plan_removal(made, facts, path)
     if paths.OWN_ACS_GRUB in facts["owned_files"]:
         _menu(facts, now, "", root, made)
+
+
+def _read_request(facts: dict, wanted: int | None, root: str, made: Plan) -> None:
+    """Of the functions through which the rails reach their GPUs."""
+    if wanted is None:
+        plan_removal(made, facts, paths.OWN_READ_REQUEST)
+        return
+    functions = facts["pcie"]["functions"]
+    found = sorted({path["function"] for path in facts["pcie"]["paths"] if path["function"] in functions})
+    if not found:
+        made.not_applied.append("MaxReadReq is left as it is: no rail has its GPU on PCI now")
+        return
+    offline = kernel_out_of_reach(facts, root)
+    for address in found:
+        now, obj = functions[address]["max_read_request"], f"MaxReadReq of {address}"
+        if now is None or offline:
+            made.not_verified.append(f"{obj}: {offline or 'its config space cannot be read'}")
+        elif now != wanted:
+            made.change(obj, "set", str(now), str(wanted))
+    rules = (
+        f'{_BOUND}, KERNEL=="{at}", RUN+="/bin/sh -c \'{_PATH} {" ".join(setpci(at, wanted))}\'"\n' for at in found
+    )
+    plan_file(made, facts, paths.OWN_READ_REQUEST, HEADER + "".join(rules))
+
+
+def setpci(address: str, size: int) -> list[str]:
+    """MaxReadReq is bits 14:12 of Device Control, 128 bytes doubled that many times."""
+    return ["setpci", "-s", address, f"CAP_EXP+08.w={size.bit_length() - 8:x}000:F000"]
 
 
 def _menu(facts: dict, before: str, after: str, root: str, made: Plan) -> None:

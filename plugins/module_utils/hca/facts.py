@@ -108,7 +108,7 @@ def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
     """{path: {mode: "0644", content: text}} of every file that the collection owns on the node."""
     tree = tree.snapshot()
     candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT]
-    candidates += [paths.OWN_ACS_GRUB, paths.OWN_ACS_RECORD]
+    candidates += [paths.OWN_ACS_GRUB, paths.OWN_ACS_RECORD, paths.OWN_READ_REQUEST]
     system = "/etc/systemd/system"
     for name in tree.listdir(system):
         if name.endswith(".service.d") and paths.OWN_DROP_IN in tree.listdir(f"{system}/{name}"):

@@ -510,7 +510,7 @@ PLANNED = {
     "rdma_netns": "the RDMA netns mode should be {rdma_netns_mode}, now and at boot",
     "limits": "containers inherit locked memory and start order from it",
     "rail_links": "rail_links_settings",
-    "pcie": "pcie_acs: {pcie_acs}",
+    "pcie": "pcie_acs: {pcie_acs}, pcie_read_request: {pcie_read_request}",
 }
 
 
@@ -558,7 +558,7 @@ def plans(facts: dict, variables: dict) -> dict:
             facts, {"services": variables["limits_services"], "memlock": variables["limits_memlock"]}, root
         ),
         "rail_links": rail_links.plan(facts, {"settings": variables["rail_links_settings"]}, root),
-        "pcie": pcie.plan(facts, {"acs": variables["pcie_acs"]}, root),
+        "pcie": pcie.plan(facts, {"acs": variables["pcie_acs"], "read_request": variables["pcie_read_request"]}, root),
     }
 
 

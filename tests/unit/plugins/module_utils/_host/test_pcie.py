@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import MENU, commands, plan, text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import (
+    MENU,
+    commands,
+    plan,
+    setpci,
+    text,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import pcie_path
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import OWN_ACS_GRUB, OWN_ACS_RECORD
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import (
+    OWN_ACS_GRUB,
+    OWN_ACS_RECORD,
+    OWN_READ_REQUEST,
+)
 
 A, B = "0000:02:00.0", "0000:02:01.0"
 PARAMETER = f"pci=config_acs=xx000x0@{A};xx000x0@{B}"
 OLD = "pci=config_acs=xx000x0@0000:09:00.0"
-TOPOLOGY, REPORT = {"acs": "topology"}, {"acs": "report"}
+TOPOLOGY, REPORT = ({"acs": acs, "read_request": None} for acs in ("topology", "report"))
 
 
 def facts(
@@ -81,6 +91,32 @@ def test_what_another_has_set_is_refused(there):
 def test_a_tree_of_files_gets_the_file_and_no_menu():
     made = plan(facts(), TOPOLOGY, "/mnt")
     assert (outcome(made)[0], len(made.not_verified)) == ([WRITE], 1)
+
+
+NIC = "0000:03:00.0"
+
+
+@pytest.mark.parametrize(
+    ("value", "rule", "root", "changes"),
+    [
+        (512, False, "/", [(f"MaxReadReq of {NIC}", "set"), (OWN_READ_REQUEST, "write")]),
+        (4096, False, "/", [(OWN_READ_REQUEST, "write")]),
+        (4096, True, "/", []),
+        (512, True, "/mnt", []),
+        (None, True, "/", []),
+    ],
+)
+def test_max_read_request(value, rule, root, changes):
+    there = facts(verdict="direct")
+    there["pcie"]["functions"][NIC] = {"max_read_request": value}
+    there["pcie"]["paths"][0]["function"] = NIC
+    wanted = {"acs": "report", "read_request": 4096}
+    written = next(change.after for change in plan(there, wanted).changes if change.object == OWN_READ_REQUEST)
+    there["owned_files"] = {OWN_READ_REQUEST: {"mode": "0644", "content": written}} if rule else {}
+    made = plan(there, wanted, root)
+    assert outcome(made)[0] == changes
+    assert outcome(plan(there, REPORT))[0] == ([(OWN_READ_REQUEST, "remove")] if rule else [])
+    assert (setpci(NIC, 4096)[-1], setpci(NIC, 512)[-1]) == ("CAP_EXP+08.w=5000:F000", "CAP_EXP+08.w=2000:F000")
 
 
 @pytest.mark.parametrize("loader", ["update-grub", "grubby"])
