@@ -69,6 +69,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering imp
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import (
     GRUB,
     MENU,
+    READ_REQUEST,
     REPORT,
     TOPOLOGY,
     commands,
@@ -120,7 +121,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "acs": {"type": "str", "choices": [REPORT, TOPOLOGY], "default": REPORT},
-            "read_request": {"type": "int", "choices": [4096]},
+            "read_request": {"type": "int", "choices": [READ_REQUEST]},
             "rails": RAILS,
             "root": {"type": "path", "default": "/"},
         },

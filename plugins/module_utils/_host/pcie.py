@@ -12,6 +12,7 @@ from .._core.files import HEADER, plan_file, plan_removal
 from ..hca import paths, pcie_path
 
 REPORT, TOPOLOGY = "report", "topology"
+READ_REQUEST = 4096
 MENU = "boot menu"
 GRUB, GRUBBY = "update-grub", "grubby"
 _FILES = {GRUB: paths.OWN_ACS_GRUB, GRUBBY: paths.OWN_ACS_RECORD}

@@ -190,6 +190,9 @@ def values(variables: dict, options: dict) -> list[Finding]:
     except ValueError as error:
         found.append(_odd("limits_memlock", "infinity, or a number of bytes with K, M, G, T, P or E", str(error)))
         variables["limits_memlock"] = options["limits_memlock"]["default"]
+    if variables.get("pcie_read_request") not in (None, pcie.READ_REQUEST):
+        found.append(_odd("pcie_read_request", f"{pcie.READ_REQUEST}, or null", str(variables["pcie_read_request"])))
+        variables["pcie_read_request"] = None
     resources = variables.get("device_plugin_resources")
     if resources is not None and not config.is_known(resources):
         found.append(_odd("device_plugin_resources", config.WANTED, _short(resources)))
