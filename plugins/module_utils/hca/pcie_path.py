@@ -23,6 +23,7 @@ TRANSLATED_ONLY, UNKNOWN = "direct-translated-only", "unknown"
 # What Linux sets while an IOMMU is in use, and what a boot parameter need not repeat.
 KERNEL_DEFAULT = "xx111x1"
 _OFF = "xx000x0"
+_DIRECT_TRANSLATED = "1x111x1"
 _NO_REDIRECT = "xxx00xx"  # all that disable_acs_redir does, besides EC
 
 _PARAMETER = re.compile(r"pci=(?:config_acs|disable_acs_redir)=[0-9a-fx@:.;/]+")
@@ -71,10 +72,8 @@ def judge(
         why = f"they meet at {path['meets']}, a port of kind {kinds[path['meets']]}, which is no switch"
         return _says("unsupported", UNKNOWN, why, bridge=path["meets"])
     ports = [port for port in _ports(path) if kinds[port] in ("root", "downstream")]
-    # Without Data Direct, ATS says what the firmware was set for: it has the capability only for virtual machines.
-    ats = functions[path["function"]]["ats"]
-    rule = _rule(path, functions, ports, data_direct, virtual or isinstance(ats, bool))
-    return _turned(path, functions, rule, ats)
+    rule = _rule(path, functions, ports, data_direct, virtual)
+    return _turned(path, functions, rule, functions[path["function"]]["ats"])
 
 
 def _ports(path: dict[str, Any]) -> list[str]:
@@ -126,15 +125,20 @@ def _rule(
     mine, its = path["function_side"][0], path["gpu_side"][0]
     shared = kind[path["meets"]] in _SWITCHES
     every = dict.fromkeys(ports, REDIRECT)
+    ats = functions[path["function"]]["ats"]
+    if virtual:
+        # Isolation stays; only translated requests may be spared.
+        return Rule("virtual", {mine: _DIRECT_TRANSLATED} if isinstance(ats, bool) else {}, every)
     if path["data_direct"]:
         if not shared or kind[path["root_port"]] not in _GRACE:
             return Rule("unsupported", {}, every)
         masks = {mine: "xx110x1", its: "xx101x1", path["root_port"]: "xx111x0"}
         return Rule("data-direct", masks, {mine: RR | EC, its: CR | EC})
-    if data_direct or is_unknown(functions[path["function"]]["ats"]):
+    if data_direct or is_unknown(ats):
         return Rule("unsupported", {}, every)
-    if virtual:
-        return Rule("virtual", {mine: "1x111x1"}, every)
+    # A ConnectX has the capability only where its firmware was set for virtual machines.
+    if ats is True or (ats is False and kind[path["function"]] in _NICS):
+        return Rule("virtual", {mine: _DIRECT_TRANSLATED}, every)
     inline = shared and kind[path["function"]] in _NICS and len(path["gpu_side"]) > 1
     off = [*ports, path["root_port"]] if inline else ports
     return Rule("inline" if inline else "switch", {port: _OFF for port in off if port}, every)
