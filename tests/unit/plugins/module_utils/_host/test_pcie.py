@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import (
     MENU,
     commands,
@@ -16,6 +19,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import (
     OWN_ACS_RECORD,
     OWN_READ_REQUEST,
 )
+from ansible_collections.gpufabric.rdma.plugins.modules import pcie as module
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils.hca.conftest import Node
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils.hca.test_pcie import config
 
 A, B = "0000:02:00.0", "0000:02:01.0"
 PARAMETER = f"pci=config_acs=xx000x0@{A};xx000x0@{B}"
@@ -140,3 +146,49 @@ def test_what_is_written_is_what_is_read(loader):
 def test_commands_of_the_boot_loaders(loader, before, after, argv):
     words = [word for command in commands(loader, before, after) for word in command]
     assert [word for word in words if word != "--update-kernel=ALL"] == argv
+
+
+SWITCH = "pci0000:00/0000:00:01.0/0000:01:00.0"
+BEHIND = {A: ("15b3", "1021", "0x020000", "mlx5_core"), B: ("10de", "2330", "0x030200", "nvidia")}
+
+
+def machine(root, control):
+    """A NIC and a GPU behind one switch, whose ports have these ACS bits; GRUB."""
+    node = Node(root)
+    node.write("/proc/sys/kernel/osrelease", "6.12.43+deb13-amd64").write("/usr/sbin/update-grub")
+    for number, (port, kind) in enumerate(BEHIND.items(), 3):
+        function = node.pci(f"{SWITCH}/{port}/0000:0{number}:00.0", *kind)
+        node.write(f"{function}/config", config()).write(f"/sys/devices/{SWITCH}/{port}/config", config(6, control))
+        if kind[0] == "15b3":
+            node.netdev("eth1", function)
+            node.hca("mlx5_0", function)
+    return node.write(f"/sys/devices/{SWITCH}/config", config(5))
+
+
+def test_set_booted_and_taken_back(tmp_path):
+    node = machine(tmp_path, 0x1D)
+    grub = node.host("/boot/grub/grub.cfg")
+
+    def update_grub(argv):
+        drop_in = node.host(OWN_ACS_GRUB)
+        node.write("/boot/grub/grub.cfg", drop_in.read_text() if drop_in.exists() else "menuentry")
+        return 0, "", ""
+
+    def run(wanted, check=False):
+        act = functools.partial(module.apply, loader="update-grub", root=str(tmp_path), run=update_grub)
+        return settle(module.Reader(str(tmp_path), []), lambda facts: plan(facts, wanted), act, check)
+
+    expected, _planned = run(TOPOLOGY, check=True)
+    assert not grub.exists()
+    decided, done = run(TOPOLOGY)
+    assert (done, len(decided.reboot_reasons)) == (expected.changes, 1)
+    assert run(TOPOLOGY)[1] == []
+    assert len(node.facts()["reboot_reasons"]) == 1
+    grub.write_text("menuentry")
+    assert [change.object for change in run(TOPOLOGY)[1]] == [MENU]
+    node.write("/proc/cmdline", PARAMETER)
+    assert (run(TOPOLOGY)[0].reboot_reasons, node.facts()["reboot_reasons"]) == ([], [])
+    decided, done = run(REPORT)
+    assert ([change.object for change in done], len(decided.reboot_reasons)) == ([OWN_ACS_GRUB, MENU], 1)
+    assert "config_acs" not in grub.read_text()
+    assert run(REPORT)[1] == []
