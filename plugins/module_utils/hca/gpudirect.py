@@ -82,7 +82,7 @@ def dmabuf_verdict(kernel: Optional[str], unsure: list[str]) -> str:
 def doubts(pcie: dict[str, Any]) -> list[str]:
     """What keeps dma-buf, or may keep it, from working although driver and kernel have it, a clause each.
 
-    Only a transfer from GPU memory decides: NVIDIA's driver asks neither for PCI_P2PDMA nor tells what it refuses.
+    Only a transfer from GPU memory decides: NVIDIA's driver does not ask for PCI_P2PDMA itself.
     """
     found = []
     config = pcie["kernel_config"]
@@ -94,15 +94,21 @@ def doubts(pcie: dict[str, Any]) -> list[str]:
             [f"the kernel is built without {' and '.join(off)}, so that mlx5 refuses it (EOPNOTSUPP)"] if off else []
         )
         found += [] if config["PCI_P2PDMA"] else ["the kernel is built without PCI_P2PDMA"]
-    for path in pcie["paths"]:
-        pair = f"GPU {path['gpu']} and {path['function']}"
-        if path["topology"] == "data-direct" and not path["group_shared"]:
+    apart = [path for path in pcie["paths"] if path["topology"] == "data-direct" and not path["group_shared"]]
+    if apart:
+        found.append(
+            f"GPU {apart[0]['gpu']} and {apart[0]['function']} are in different IOMMU groups, which the GPU driver "
+            "refuses without NVreg_GrdmaPciTopoCheckOverride=1"
+        )
+    for verdict in (pcie_path.UNKNOWN, pcie_path.ROOT_COMPLEX, pcie_path.TRANSLATED):
+        same = [path for path in pcie["paths"] if path["verdict"] == verdict and path not in apart]
+        same = [
+            path for path in same if verdict == pcie_path.UNKNOWN or pcie_path.against_rule(path, pcie["functions"])
+        ]
+        if same:
             found.append(
-                f"{pair} are in different IOMMU groups, which the GPU driver refuses without "
-                "NVreg_GrdmaPciTopoCheckOverride=1"
+                f"the PCIe path is {verdict} for {len(same)} of {len(pcie['paths'])} rails ({same[0]['reason']})"
             )
-        elif path["verdict"] == pcie_path.UNKNOWN or pcie_path.against_rule(path, pcie["functions"]):
-            found.append(f"the path of {pair} is {path['verdict']}: {path['reason']}")
     return found
 
 

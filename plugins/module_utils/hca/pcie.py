@@ -16,16 +16,7 @@ from .text import is_unknown, unknown
 from .tree import Tree
 
 # Ports by their type in the PCI Express capability.
-PORTS = {
-    0: "endpoint",
-    1: "endpoint",
-    4: "root",
-    5: "upstream",
-    6: "downstream",
-    7: "bridge",
-    8: "bridge",
-    9: "integrated",
-}
+PORTS = {0: "endpoint", 1: "endpoint", 4: "root", 5: "upstream", 6: "downstream", 7: "bridge", 9: "integrated"}
 _SPEEDS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 _HEADER, _STANDARD = 64, 256
 _EXPRESS, _ACS, _ATS = 0x10, 0x000D, 0x000F
@@ -36,7 +27,8 @@ _LOADERS = ("update-grub", "grubby")  # what sets a boot parameter on Debian and
 _DRIVERS = "/sys/bus/pci/drivers"
 # Product names (DMI) of virtual machines: what they show of bridges is not the host's.
 _GUEST = re.compile(
-    r"^(Standard PC|KVM|RHEV|OpenStack|Virtual Machine|VMware|VirtualBox|HVM domU|Google Compute Engine|Bochs|BHYVE)"
+    r"^(Standard PC|KVM|RHEV|OpenStack|Virtual Machine|VMware|VirtualBox|HVM domU|Google Compute Engine|Bochs|BHYVE"
+    r"|\w+\.\d*x?large$)"  # Amazon's, of which those of bare metal end with .metal
 )
 
 
@@ -58,15 +50,14 @@ def standard(data: Optional[bytes]) -> Capabilities:
     if len(data) == _HEADER:
         return Capabilities({}, "only the first 64 bytes of its config file are shown; reading it needs root")
     places: dict[int, int] = {}
-    place, steps = data[0x34] & 0xFC, 0
+    place = data[0x34] & 0xFC
     seen: set[int] = set()
     while place:
-        if place in seen or steps == _STEPS:
+        if place in seen or len(seen) == _STEPS:
             return Capabilities(places, "its capability list is a loop")
         if place < _HEADER or place + 2 > min(len(data), _STANDARD):
             return Capabilities(places, "its capability list leads out of the config space")
         seen.add(place)
-        steps += 1
         places.setdefault(data[place], place)
         place = data[place + 1] & 0xFC
     return Capabilities(places)
@@ -103,15 +94,13 @@ def function(data: Optional[bytes]) -> dict[str, Any]:
     """
     plain = standard(data)
     place = plain.places.get(_EXPRESS)
-    nothing = dict.fromkeys(
-        ("relaxed_ordering", "max_read_request", "max_payload", "max_payload_supported", "link"), None
-    )
-    if place is None:
-        missing = unknown(plain.broken) if plain.broken else None
+    cut = place is not None and place + 0x14 > len(data or b"")
+    if data is None or place is None or cut:
+        missing = unknown("its config file is cut off") if cut else unknown(plain.broken) if plain.broken else None
+        nothing = dict.fromkeys(
+            ("relaxed_ordering", "max_read_request", "max_payload", "max_payload_supported", "link")
+        )
         return {"port": missing or "conventional", "acs": missing, "ats": missing, **nothing}
-    if data is None or place + 0x14 > len(data):
-        cut = unknown("its config file is cut off")
-        return {"port": cut, "acs": cut, "ats": cut, **nothing}
     control = _number(data, place + 8, 2)
     able, status = _number(data, place + 0x0C, 4), _number(data, place + 0x12, 2)
     kind = _number(data, place + 2, 2) >> 4 & 0xF
@@ -184,7 +173,6 @@ def state(tree: Tree, rails: list[dict[str, Any]], gpus: list[dict[str, Any]], k
     bus = Bus(tree, {})
     there = {gpu["address"] for gpu in gpus}
     found = [_path(bus, rail) for rail in rails if rail["gpu"] in there and rail["pci"]]
-    found = [path for path in found if path]
     functions: dict[str, dict[str, Any]] = {}
     for path in found:
         for address in (path["root_port"], path["meets"], *path["gpu_side"], *path["function_side"], path["gpu"]):
@@ -196,8 +184,7 @@ def state(tree: Tree, rails: list[dict[str, Any]], gpus: list[dict[str, Any]], k
     for path in found:
         groups = {functions[path[key]]["iommu_group"] for key in ("gpu", "function") if path[key] in functions}
         path["group_shared"] = len(groups) == 1 and None not in groups
-        virtual = path["root_port"] in passed_on
-        path.update(pcie_path.judge(path, functions, guest, direct, virtual))
+        path.update(pcie_path.judge(path, functions, guest, direct, path["root_port"] in passed_on))
     return {
         "paths": found,
         "functions": functions,
@@ -208,10 +195,8 @@ def state(tree: Tree, rails: list[dict[str, Any]], gpus: list[dict[str, Any]], k
 
 
 def _add(tree: Tree, functions: dict[str, dict[str, Any]], address: Optional[str]) -> None:
-    if not address or address in functions or is_unknown(address):
-        return
     base = f"{paths.PCI}/{address}"
-    if tree.readlink(base) is None:
+    if not address or address in functions or is_unknown(address) or tree.readlink(base) is None:
         return
     group = tree.target(f"{base}/iommu_group")
     functions[address] = {
@@ -222,7 +207,7 @@ def _add(tree: Tree, functions: dict[str, dict[str, Any]], address: Optional[str
     }
 
 
-def _path(bus: Bus, rail: dict[str, Any]) -> Optional[dict[str, Any]]:
+def _path(bus: Bus, rail: dict[str, Any]) -> dict[str, Any]:
     """Where a rail's function and its GPU meet. With Data Direct the way of that function counts."""
     address = rail["data_direct"] or rail["pci"]
     left, right = bus.chain(rail["gpu"]), () if is_unknown(address) else bus.chain(address)

@@ -81,14 +81,8 @@ def _ports(path: dict[str, Any]) -> list[str]:
 
 
 def _says(topology: str, verdict: str, reason: str, bridge: Optional[str] = None, bits: int = 0) -> dict[str, Any]:
-    return {
-        "topology": topology,
-        "verdict": verdict,
-        "bridge": bridge,
-        "bits": names(bits),
-        "reason": reason,
-        "masks": {},
-    }
+    said = {"topology": topology, "verdict": verdict, "bridge": bridge, "bits": names(bits), "reason": reason}
+    return {**said, "masks": {}}
 
 
 def names(bits: int) -> list[str]:
