@@ -407,16 +407,12 @@ ansible_facts:
           returned: with subset gpudirect
           contains:
             paths:
-              description:
-                - One for each pair, as C(rail), C(hca), C(gpu), C(function) (that of Data Direct, where the card has
-                  one), C(meets) (the bridge below which they part, or null), C(gpu_side) and C(function_side) (the
-                  bridges below it), C(root_port), C(data_direct), C(group_shared) (whether both are in one IOMMU
-                  group), C(topology) (C(data-direct), C(inline), C(switch), C(virtual), C(root-port),
-                  C(root-complex), C(guest), C(unsupported)), C(verdict), C(bridge) and C(bits) (what decides it),
-                  C(reason) and C(masks).
-                - C(verdict) is C(direct), C(root-complex), C(translated), C(direct-translated-only) or C(unknown).
-                - C(masks) has the ACS control that this topology wants of each bridge, in the digits of the kernel
-                  parameter C(pci=config_acs=).
+              description: One for each pair, as C(rail), C(hca), C(gpu), C(function) (Data Direct's, where the card has
+                it), C(data_direct), C(root_port), C(meets) (the bridge below which they part, or null), C(gpu_side) and
+                C(function_side) (the bridges below it), C(group_shared) (both are in one IOMMU group), C(topology),
+                C(verdict) (C(direct), C(root-complex), C(translated), C(direct-translated-only), C(unknown)),
+                C(bridge), C(bits) and C(reason) (what decides it), and C(masks), the ACS control that this topology
+                wants of each bridge, as in the kernel parameter C(pci=config_acs=).
               type: list
               elements: dict
             functions:

@@ -13,9 +13,7 @@ description:
     topology; C(pcie.paths) of M(gpufabric.rdma.hca_facts) has it, with the reason.
   - On Debian and Ubuntu it writes a drop-in for GRUB and runs C(update-grub); on EL it calls C(grubby) and keeps a
     record of the parameter. It takes effect at a reboot, which it reports and does not do.
-  - Nothing is set on nodes that pass GPUs or HCAs on to virtual machines, except what those need, nor where a path
-    could not be judged.
-  - The C(grubby) path is not tested against a real EL node.
+  - Functions that are passed on to virtual machines keep their isolation. The C(grubby) path is not tested on EL.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
@@ -33,8 +31,8 @@ options:
   read_request:
     description:
       - MaxReadReq in bytes of the functions through which the rails reach their GPUs, set now and by a rule of udev
-        whenever a driver is bound. It needs C(setpci) of the package pciutils. A reset of the function alone undoes it.
-      - Without it the rule is removed and the running values stay.
+        whenever a driver is bound, with C(setpci) of the package pciutils. A reset of the function undoes it; without
+        the option the rule is removed and the running values stay.
     type: int
     choices: [4096]
 """
@@ -89,8 +87,7 @@ class Reader:
     """Reads the node before and after the changes; the parameter of before tells whether a reboot is due."""
 
     def __init__(self, root: str, rails: list[dict]):
-        self.root, self.rails = root, rails
-        self.before: dict = {}
+        self.root, self.rails, self.before = root, rails, {}
 
     def __call__(self) -> dict:
         tree = Tree(self.root)

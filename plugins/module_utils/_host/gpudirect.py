@@ -223,7 +223,7 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
         sentence = f"nvidia_peermem is not needed. {gpudirect.dmabuf_verdict(evidence['kernel'], unsure)}"
         grace = ["On bare-metal Grace dma-buf may need NVreg_GrdmaPciTopoCheckOverride=1 for nvidia."]
         known = evidence["architecture"] != "aarch64" or any("NVreg_" in text for text in unsure)
-        return _say("not-needed", "dmabuf", sentence, None, unsure if known else [*unsure, *grace])
+        return _say("not-needed", "dmabuf", sentence, None, unsure if known else [*grace, *unsure])
     return _peermem(evidence, dmabuf)
 
 

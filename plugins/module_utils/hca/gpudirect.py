@@ -84,31 +84,25 @@ def doubts(pcie: dict[str, Any]) -> list[str]:
 
     Only a transfer from GPU memory decides: NVIDIA's driver does not ask for PCI_P2PDMA itself.
     """
-    found = []
-    config = pcie["kernel_config"]
+    config, ways = pcie["kernel_config"], pcie["paths"]
+    if not ways:
+        return ["no rail has a GPU whose path could be judged"]
     if is_unknown(config):
-        found.append(config[len("unknown: ") :])
-    elif config:
+        found = [config[len("unknown: ") :]]
+    else:
         off = [name for name in _NEEDED if not config[name]]
-        found += (
-            [f"the kernel is built without {' and '.join(off)}, so that mlx5 refuses it (EOPNOTSUPP)"] if off else []
-        )
-        found += [] if config["PCI_P2PDMA"] else ["the kernel is built without PCI_P2PDMA"]
-    apart = [path for path in pcie["paths"] if path["topology"] == "data-direct" and not path["group_shared"]]
+        found = [f"the kernel has no {' and '.join(off)}, so that mlx5 refuses it (EOPNOTSUPP)"] if off else []
+        found += [] if config["PCI_P2PDMA"] else ["the kernel has no PCI_P2PDMA"]
+    apart = [way for way in ways if way["topology"] == "data-direct" and not way["group_shared"]]
     if apart:
         found.append(
             f"GPU {apart[0]['gpu']} and {apart[0]['function']} are in different IOMMU groups, which the GPU driver "
             "refuses without NVreg_GrdmaPciTopoCheckOverride=1"
         )
-    for verdict in (pcie_path.UNKNOWN, pcie_path.ROOT_COMPLEX, pcie_path.TRANSLATED):
-        same = [path for path in pcie["paths"] if path["verdict"] == verdict and path not in apart]
-        same = [
-            path for path in same if verdict == pcie_path.UNKNOWN or pcie_path.against_rule(path, pcie["functions"])
-        ]
-        if same:
-            found.append(
-                f"the PCIe path is {verdict} for {len(same)} of {len(pcie['paths'])} rails ({same[0]['reason']})"
-            )
+    unsure = [way for way in ways if way["verdict"] == pcie_path.UNKNOWN]
+    wrong = [way for way in ways if way not in apart and pcie_path.against_rule(way, pcie["functions"])]
+    for same in filter(None, (unsure, wrong)):
+        found.append(f"the PCIe path of {len(same)} of {len(ways)} rails is {same[0]['verdict']} ({same[0]['reason']})")
     return found
 
 
