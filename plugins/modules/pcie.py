@@ -63,17 +63,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.programs import found
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import must
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import pcie
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import (
-    GRUB,
-    MENU,
-    READ_REQUEST,
-    REPORT,
-    TOPOLOGY,
-    commands,
-    plan,
-    setpci,
-)
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths, pcie_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -104,11 +95,11 @@ class Reader:
 
 def apply(changes, loader: str, root: str, run):
     for change in changes:
-        if change.object == MENU:
-            for argv in commands(loader, change.before, change.after):
-                must(run, MENU, argv)
+        if change.object == pcie.MENU:
+            for argv in pcie.commands(loader, change.before, change.after):
+                must(run, pcie.MENU, argv)
         elif change.object.startswith("MaxReadReq of "):
-            must(run, change.object, setpci(change.object.split()[-1], int(change.after)))
+            must(run, change.object, pcie.setpci(change.object.split()[-1], int(change.after)))
         else:
             apply_file(root, change)
         yield change
@@ -117,8 +108,8 @@ def apply(changes, loader: str, root: str, run):
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "acs": {"type": "str", "choices": [REPORT, TOPOLOGY], "default": REPORT},
-            "read_request": {"type": "int", "choices": [READ_REQUEST]},
+            "acs": {"type": "str", "choices": [pcie.REPORT, pcie.TOPOLOGY], "default": pcie.REPORT},
+            "read_request": {"type": "int", "choices": [pcie.READ_REQUEST]},
             "rails": RAILS,
             "root": {"type": "path", "default": "/"},
         },
@@ -126,7 +117,6 @@ def main() -> None:
     )
     params = module.params
     read = Reader(params["root"], params["rails"])
-
     wanted = {key: params[key] for key in ("acs", "read_request")}
 
     def run(argv):
@@ -134,9 +124,9 @@ def main() -> None:
         return module.run_command([program, *argv[1:]]) if program else (1, "", f"{argv[0]} is not installed")
 
     def act(changes):
-        return apply(changes, read()["pcie"]["loader"] or GRUB, params["root"], run)
+        return apply(changes, read()["pcie"]["loader"] or pcie.GRUB, params["root"], run)
 
-    converge(module, read, lambda facts: plan(facts, wanted, params["root"]), act)
+    converge(module, read, lambda facts: pcie.plan(facts, wanted, params["root"]), act)
 
 
 if __name__ == "__main__":

@@ -107,9 +107,7 @@ def function(data: Optional[bytes]) -> dict[str, Any]:
     more = extended(data)
     return {
         "port": PORTS.get(kind) or unknown(f"port type {kind}"),
-        "acs": _fields(
-            data, more, _ACS, lambda at: {"capability": _bits(data, at + 4), "control": _bits(data, at + 6)}
-        ),
+        "acs": _fields(data, more, _ACS, lambda at: _acs(data, at)),
         "ats": _fields(data, more, _ATS, lambda at: bool(_number(data, at + 6, 2) & 0x8000)),
         "relaxed_ordering": bool(control & 0x10),
         "max_read_request": 128 << (control >> 12 & 7),
@@ -135,8 +133,8 @@ def _number(data: bytes, place: int, size: int) -> int:
     return int.from_bytes(data[place : place + size], "little")
 
 
-def _bits(data: bytes, place: int) -> int:
-    return _number(data, place, 2) & 0x7F
+def _acs(data: bytes, place: int) -> dict[str, int]:
+    return {"capability": _number(data, place + 4, 2) & 0x7F, "control": _number(data, place + 6, 2) & 0x7F}
 
 
 def reduced(data: bytes) -> bytes:
