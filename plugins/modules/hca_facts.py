@@ -36,7 +36,7 @@ options:
   gather_subset:
     description:
       - Parts to gather. V(!gids) leaves out the GID tables, which are most of the files on a node with many HCAs.
-      - V(hcas) brings C(cards_without_rdma) along, V(pci) is that and C(gpus).
+      - V(hcas) brings C(cards_without_rdma) along, V(pci) is that and C(gpus), V(gpudirect) brings C(pcie).
       - A part that was not requested is absent from the facts. C(schema), C(node), C(virtualization),
         C(unfinished) and C(reboot_reasons) are always present, the last one as far as the gathered parts allow.
     type: list
@@ -405,8 +405,9 @@ ansible_facts:
             explanation: {description: The above as a sentence., type: str}
         gpudirect:
           description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict), C(action),
-            C(peermem_loadable) (nvidia_peermem is needed, not loaded, and nothing on disk keeps it from loading) and
-            C(evidence) (null without an NVIDIA GPU).
+            C(peermem_loadable) (nvidia_peermem is needed, not loaded, and nothing on disk keeps it from loading),
+            C(not_verified) (what may still keep dma-buf from working, a sentence each) and C(evidence) (null
+            without an NVIDIA GPU).
           type: dict
           returned: with subset gpudirect
         gpu_initiated:
@@ -415,6 +416,31 @@ ansible_facts:
             C(peermem), and C(ways) by name with C(works) and what is C(missing), each C(need) with its C(why).
           type: dict
           returned: with subset gpudirect
+        pcie:
+          description: The PCIe path between each rail's HCA and its GPU.
+          type: dict
+          returned: with subset gpudirect
+          contains:
+            paths:
+              description: One for each pair, as C(rail), C(hca), C(gpu), C(function) (Data Direct's, where the card has
+                it), C(data_direct), C(root_port), C(meets) (the bridge below which they part, or null), C(gpu_side) and
+                C(function_side) (the bridges below it), C(group_shared) (both are in one IOMMU group), C(topology),
+                C(verdict) (C(direct), C(root-complex), C(translated), C(direct-translated-only), C(unknown)),
+                C(bridge), C(bits) and C(reason) (what decides it), and C(masks), the ACS control that this topology
+                wants of each bridge, as in the kernel parameter C(pci=config_acs=).
+              type: list
+              elements: dict
+            functions:
+              description: What the config space of these functions and bridges says, each with C(id), C(port), C(acs)
+                (C(capability) and C(control)), C(ats), C(relaxed_ordering), C(max_read_request), C(max_payload),
+                C(max_payload_supported), C(link), C(iommu_group) and C(iommu_type); a string beginning with C(unknown)
+                where it could not be read.
+              type: dict
+            iommu: {description: Whether the kernel uses an IOMMU., type: bool}
+            kernel_config:
+              description: Options of the running kernel that matter here and whether they are on, null without a pair.
+              type: dict
+            loader: {description: 'What sets a boot parameter here, C(update-grub), C(grubby) or null.', type: str}
         modules:
           description: Modules by name, each with C(loaded), C(builtin), C(available), C(persisted) (paths that load
             it at boot) and C(blocked_by) (C(path), C(line), C(text)).

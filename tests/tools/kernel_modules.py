@@ -192,7 +192,7 @@ class Node:
 
     def diagnose(self, policy="auto", run=None):
         tree = Tree(str(self.root))
-        facts = gather(tree, Seams.none(), ["gpus", "driver", "modules"])
+        facts = gather(tree, Seams.none(), ["gpus", "driver", "modules", "gpudirect"])
         found = diagnose(examine(tree, facts, None, run), policy)
         assert found.verdict in VERDICTS
         return found

@@ -13,7 +13,7 @@ import errno
 import os
 import re
 
-from ..hca import Tree, management, routes
+from ..hca import Tree, management, pcie, routes
 from ..hca.elf import parse
 from ..hca.facts import gather
 from ..hca.paths import HEADER
@@ -293,6 +293,11 @@ def trimmed(path, data):
         rows = [line.split() for line in data.decode("ascii", "replace").splitlines()]
         kept = [[*words[:4], f"fe80{'0' * 27}1", *words[5:]] for words in rows if len(words) > 9 and words[1] == "00"]
         return "".join(" ".join(words) + "\n" for words in kept if not words[0].strip("0")).encode()
+    if path.endswith("/config") and path.startswith("/sys/devices/pci"):
+        return pcie.reduced(data)
+    if path.startswith("/boot/config-"):
+        on = pcie.options(data.decode("utf-8", "replace"))
+        return "".join(f"CONFIG_{name}={value}\n" for name, value in on.items()).encode()
     if path == "/proc/1/environ":
         return b"".join(entry + b"\0" for entry in data.split(b"\0") if entry.startswith(b"container="))
     if path.endswith("/ofed_info"):
@@ -356,6 +361,8 @@ def _text(path, data):
     try:
         text = data.decode()
     except UnicodeDecodeError:
+        return None
+    if "\0" in text and path.endswith("/config"):
         return None
     if path.startswith("/sys/"):
         return text.rstrip("\n")  # every reader of an attribute strips it

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, NamedTuple, Optional
 
-from ..hca import driver, elf, paths
+from ..hca import driver, gpudirect, paths
 from ..hca import facts as node_facts
 from ..hca.modules import Catalogue
 from ..hca.seams import Seams
@@ -26,7 +26,6 @@ PROVIDERS = ("ib_core", "ib_uverbs")  # OFED exports it from ib_core, Ubuntu's p
 LEGACY = "nv_peer_mem"
 OFA = "/usr/src/ofa_kernel"
 OFA_DKMS = "/var/lib/dkms/mlnx-ofed-kernel"
-DMABUF_KERNEL = (5, 12)  # ib_umem_dmabuf_get()
 NVIDIA = "10de"
 
 
@@ -107,6 +106,7 @@ def examine(
         "build_tree": _build_tree(tree, kernel, facts["node"]["architecture"]),
         "ofed": facts["driver"]["on_disk"]["flavor"] not in (driver.INBOX, None)
         and not is_unknown(facts["driver"]["on_disk"]["flavor"]),
+        "dmabuf_doubts": gpudirect.doubts(facts["pcie"]),
     }
 
 
@@ -134,30 +134,26 @@ def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Option
     """
     if not {"gpus", "gpudirect", "modules"} <= facts.keys():
         return facts
-    gpudirect = facts["gpudirect"]
-    gpudirect["evidence"] = None
+    fact = facts["gpudirect"]
+    fact["evidence"] = None
     if any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]):
         known = facts if "driver" in facts else {**facts, **node_facts.gather(tree, seams, ["driver"])}
-        gpudirect["evidence"] = examine(tree, known, seams, run if tree.live else None)
-        diagnosis = diagnose(gpudirect["evidence"])
+        fact["evidence"] = examine(tree, known, seams, run if tree.live else None)
+        diagnosis = diagnose(fact["evidence"])
         if diagnosis.verdict in REFUSED:
-            gpudirect.update(mode=diagnosis.mode, verdict=diagnosis.sentence, action=diagnosis.action)
-            gpudirect["peermem_loadable"] = False
+            fact.update(mode=diagnosis.mode, verdict=diagnosis.sentence, action=diagnosis.action)
+            fact["peermem_loadable"] = False
     return facts
 
 
 def _nvidia(tree: Tree, catalogue: Catalogue, seams: Optional[Seams]) -> dict[str, Any]:
     """{loaded, version, open}: the GPU driver in memory, else on disk; open is None where that is unknown."""
-    text = tree.read("/proc/driver/nvidia/version")
-    loaded = tree.isdir(f"{paths.MODULE}/nvidia")
-    path = catalogue.path("nvidia")
-    fields = (elf.modinfo(tree, path, seams) or {}) if path and not text else {}
-    license_ = fields.get("license")
+    is_open, version = gpudirect.nvidia(tree, catalogue, seams)
     return {
-        "loaded": loaded,
-        "on_disk": path is not None,
-        "version": tree.read(f"{paths.MODULE}/nvidia/version") or fields.get("version"),
-        "open": "Open Kernel Module" in text if text else "GPL" in license_ if license_ else None,
+        "loaded": tree.isdir(f"{paths.MODULE}/nvidia"),
+        "on_disk": catalogue.path("nvidia") is not None,
+        "version": version,
+        "open": is_open,
     }
 
 
@@ -211,7 +207,7 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
             f"The NVIDIA driver is not installed for kernel {evidence['kernel']}.",
             "Install the NVIDIA driver; GPUDirect RDMA needs it.",
         )
-    dmabuf = nvidia["open"] is True and _release(evidence["kernel"]) >= DMABUF_KERNEL
+    dmabuf = nvidia["open"] is True and gpudirect.dmabuf_kernel(evidence["kernel"])
     if evidence["legacy"]:
         return _say(
             "legacy",
@@ -223,16 +219,11 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
     if evidence["loaded"]["nvidia_peermem"]:
         return _say("loaded", "peermem", "nvidia_peermem is loaded: HCAs reach GPU memory through it.")
     if dmabuf and policy != "peermem":
-        grace = evidence["architecture"] == "aarch64"
-        return _say(
-            "not-needed",
-            "dmabuf",
-            f"nvidia_peermem is not needed: the open NVIDIA module and kernel {evidence['kernel']} support dma-buf.",
-            None,
-            ["If dma-buf registration fails on bare-metal Grace, set NVreg_GrdmaPciTopoCheckOverride=1 for nvidia."]
-            if grace
-            else [],
-        )
+        unsure = evidence["dmabuf_doubts"]
+        sentence = f"nvidia_peermem is not needed. {gpudirect.dmabuf_verdict(evidence['kernel'], unsure)}"
+        grace = ["On bare-metal Grace dma-buf may need NVreg_GrdmaPciTopoCheckOverride=1 for nvidia."]
+        known = evidence["architecture"] != "aarch64" or any("NVreg_" in text for text in unsure)
+        return _say("not-needed", "dmabuf", sentence, None, unsure if known else [*grace, *unsure])
     return _peermem(evidence, dmabuf)
 
 
@@ -380,7 +371,3 @@ def _say(
     verdict: str, mode: str, sentence: str, action: Optional[str] = None, evidence: Optional[list[str]] = None
 ) -> Diagnosis:
     return Diagnosis(verdict, mode, sentence, action, evidence or [])
-
-
-def _release(kernel: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", kernel)[:2])

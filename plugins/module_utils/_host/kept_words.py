@@ -24,7 +24,7 @@ _NOTHING = ("/bin/true", "/bin/false", "/usr/bin/true", "/usr/bin/false")
 
 
 def command_line(text: str) -> str:
-    """The words of /proc/cmdline that are about modules: no root, no address, no console, nothing of a site."""
+    """The words of /proc/cmdline that are about modules and ACS: no root, no address, no console, nothing of a site."""
     try:
         words = shlex.split(text)
     except ValueError:  # an odd number of quotes
@@ -38,6 +38,8 @@ def _boot_word(word: str) -> str:
     if key in (*_BLACKLISTS, *_LOADS):
         names = [name for name in value.split(",") if MODULE.search(name)]
         return f"{key}={','.join(names)}" if names else ""
+    if key == "pcie_acs_override" or (key == "pci" and value.startswith(("config_acs=", "disable_acs_redir="))):
+        return word
     module, dot, option = key.partition(".")
     return _cut(word) if dot and _is_read(module, option) else ""
 

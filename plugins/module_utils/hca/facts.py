@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from . import driver, gpu_initiated, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci, subnets
+from . import (
+    driver,
+    gpu_initiated,
+    gpudirect,
+    initramfs,
+    limits,
+    modprobe,
+    modules,
+    netns,
+    paths,
+    pci,
+    pcie,
+    pcie_path,
+    subnets,
+)
 from . import hcas as devices
 from . import node as machine
 from . import rails as fabric
@@ -60,12 +74,10 @@ def gather(
     facts["virtualization"] = {"container": facts["node"]["container"]}
     facts["unfinished"] = [name for name, path in paths.RECORDS.items() if tree.exists(path)]
     kernel = machine.kernel(tree)
-    needs_devices = wanted & {"hcas", "pci", "rails"}
-    functions = pci.classes(tree) if needs_devices or wanted & {"gpus", "gpudirect"} else {}
-    catalogue = (
-        modules.Catalogue(tree, kernel) if needs_devices or wanted & {"driver", "gpudirect", "modules"} else None
-    )
-    lines = modprobe.statements(tree) if needs_devices or wanted & {"subsystem", "modules", "gpudirect"} else []
+    needs_devices = wanted & {"hcas", "pci", "rails", "gpudirect"}
+    functions = pci.classes(tree) if needs_devices or "gpus" in wanted else {}
+    catalogue = modules.Catalogue(tree, kernel) if needs_devices or wanted & {"driver", "modules"} else None
+    lines = modprobe.statements(tree) if needs_devices or wanted & {"subsystem", "modules"} else []
     gpus = pci.gpus(tree, functions)
     network = Network(tree, seams) if needs_devices else None
     found = devices.hcas(tree, network, "gids" in wanted, functions) if network else []
@@ -81,26 +93,26 @@ def gather(
                 network,
                 lambda names: modules.state(tree, names, catalogue=catalogue, lines=lines),
             )
-        if "rails" in wanted:
-            facts["rails"], facts["not_rails"] = fabric.rails(tree, found, gpus, rails, software_hcas, functions)
-            facts["shared_subnets"] = subnets.shared(tree, seams, found, facts["rails"])
+        if wanted & {"rails", "gpudirect"}:
+            numbered, rest = fabric.rails(tree, found, gpus, rails, software_hcas, functions)
+            if "rails" in wanted:
+                facts["rails"], facts["not_rails"] = numbered, rest
+                facts["shared_subnets"] = subnets.shared(tree, seams, found, numbered)
+            if "gpudirect" in wanted:
+                facts["pcie"] = pcie.state(tree, numbered, gpus, kernel)
+                facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, facts["pcie"], seams)
+                facts["gpu_initiated"] = gpu_initiated.state(tree, gpus, lines)
     if wanted & {"gpus", "pci"}:
         facts["gpus"] = gpus
-    if "subsystem" in wanted:
-        facts["subsystem"] = netns.state(tree, lines)
-    if "driver" in wanted:
-        facts["driver"] = driver.state(tree, catalogue, seams)
-    if "gpudirect" in wanted:
-        facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, seams)
-        facts["gpu_initiated"] = gpu_initiated.state(tree, gpus, lines)
-    if "modules" in wanted:
-        facts["modules"] = modules.state(tree, modules.NAMES, catalogue=catalogue, lines=lines)
-    if "limits" in wanted:
-        facts["limits"] = limits.state(tree)
-    if "initramfs" in wanted:
-        facts["initramfs"] = initramfs.state(tree)
-    if "owned_files" in wanted:
-        facts["owned_files"] = owned_files(tree)
+    others = {
+        "subsystem": lambda: netns.state(tree, lines),
+        "driver": lambda: driver.state(tree, catalogue, seams),
+        "modules": lambda: modules.state(tree, modules.NAMES, catalogue=catalogue, lines=lines),
+        "limits": lambda: limits.state(tree),
+        "initramfs": lambda: initramfs.state(tree),
+        "owned_files": lambda: owned_files(tree),
+    }
+    facts.update({name: read() for name, read in others.items() if name in wanted})
     facts["reboot_reasons"] = reboot_reasons(facts)
     return facts
 
@@ -110,6 +122,7 @@ def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
     tree = tree.snapshot()
     candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.NCCL_CONF]
     candidates += [paths.OWN_LINKS_UNIT, paths.OWN_ROUTES_UNIT, paths.OWN_LINKS_SCRIPT]
+    candidates += [paths.OWN_ACS_GRUB, paths.OWN_ACS_RECORD, paths.OWN_READ_REQUEST]
     system = "/etc/systemd/system"
     for name in tree.listdir(system):
         if name.endswith(".service.d") and paths.OWN_DROP_IN in tree.listdir(f"{system}/{name}"):
@@ -146,4 +159,8 @@ def reboot_reasons(facts: dict[str, Any]) -> list[str]:
                 f"The RDMA subsystem runs in netns mode {running}, {winner['path']} sets "
                 f"{winner['mode']} for the next boot."
             )
+    parameter = pcie_path.persisted(facts.get("owned_files") or {})
+    waits = parameter and "pcie" in facts and parameter not in pcie_path.booted(facts["node"]["cmdline"])
+    if waits and pcie_path.unlike(parameter, facts["pcie"]["functions"]):
+        found.append(f"The kernel runs without {parameter}, which is set for the next boot.")
     return found

@@ -54,6 +54,10 @@ NCCL_CONF = "/etc/nccl.conf"
 OWN_LINKS_UNIT = "/etc/systemd/system/gpufabric-rdma-links.service"
 OWN_ROUTES_UNIT = "/etc/systemd/system/gpufabric-rdma-routes.service"
 OWN_LINKS_SCRIPT = "/usr/local/libexec/gpufabric-rdma-links"
+# The boot parameter for ACS: where GRUB's menu is made of drop-ins, and a record of it where grubby edits the entries.
+OWN_ACS_GRUB = "/etc/default/grub.d/gpufabric-rdma-acs.cfg"
+OWN_ACS_RECORD = "/var/lib/gpufabric-rdma/acs_parameter"
+OWN_READ_REQUEST = "/etc/udev/rules.d/95-gpufabric-rdma-read-request.rules"
 # What a run has begun on the node and recorded there; whoever ends it removes the record.
 RECORDS = {
     "driver_reload": "/var/lib/gpufabric-rdma/driver_reload.json",

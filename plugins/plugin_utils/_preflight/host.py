@@ -15,7 +15,7 @@ from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
 from ...module_utils._driver import packages
 from ...module_utils._driver import plan as driver_plan
-from ...module_utils._host import kernel_modules, memlock, netns, rail_links
+from ...module_utils._host import kernel_modules, memlock, netns, pcie, rail_links
 from ...module_utils.hca import facts as hca_facts
 from ...module_utils.hca import node as hca_node
 from ...module_utils.hca import rails
@@ -191,6 +191,9 @@ def values(variables: dict, options: dict) -> list[Finding]:
     except ValueError as error:
         found.append(_odd("limits_memlock", "infinity, or a number of bytes with K, M, G, T, P or E", str(error)))
         variables["limits_memlock"] = options["limits_memlock"]["default"]
+    if variables.get("pcie_read_request") not in (None, pcie.READ_REQUEST):
+        found.append(_odd("pcie_read_request", f"{pcie.READ_REQUEST}, or null", str(variables["pcie_read_request"])))
+        variables["pcie_read_request"] = None
     resources = variables.get("device_plugin_resources")
     if resources is not None and not config.is_known(resources):
         found.append(_odd("device_plugin_resources", config.WANTED, _short(resources)))
@@ -526,6 +529,7 @@ PLANNED = {
     "limits": "containers inherit locked memory and start order from it",
     "rail_links": "rail_links_settings, rail_links_source_routes",
     "fabric": "jobs ride the traffic class of fabric_plan",
+    "pcie": "pcie_acs: {pcie_acs}, pcie_read_request: {pcie_read_request}",
 }
 
 
@@ -579,6 +583,7 @@ def plans(facts: dict, variables: dict) -> dict:
             root,
         ),
         "fabric": fabric_plan.on_node(facts, variables)[0],
+        "pcie": pcie.plan(facts, {"acs": variables["pcie_acs"], "read_request": variables["pcie_read_request"]}, root),
     }
 
 

@@ -12,9 +12,12 @@ from ...module_utils._core import text as core_text
 from ...module_utils._core.change import kernel_out_of_reach
 from ...module_utils._device_plugin.ask import DRIVERS
 from ...module_utils._device_plugin.plan import SERVICE
+from ...module_utils.hca import pcie_path
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
 from .._preflight import host as preflight_host
 
+_SET_ACS = "ansible-playbook -i INVENTORY gpufabric.rdma.host -e pcie_acs=topology -e reboot_allowed=true"
+_ACS_COST = " (GB300, all_reduce: 361 GB/s so, 428 GB/s with ACS by topology)"
 _SITE = "run playbooks/host.yml, which fixes it"
 _PACKAGES = {
     "rping": "rdmacm-utils (Debian, Ubuntu) or librdmacm-utils (RHEL)",
@@ -43,6 +46,7 @@ def host_checks(
         "rdma_netns": _netns(facts, variables, offline),
         "limits": _memlock(facts, variables, probe),
         "fabric": [],
+        "pcie": _paths(facts) + _acs(facts),
         "device_plugin": _plugins(probe),
     }
     covered = {item["object"] for group in checks.values() for item in group}
@@ -208,6 +212,45 @@ def _netns(facts: dict, variables: dict, offline) -> list[dict]:
     good = running == mode and subsystem["persisted_netns_mode"] in (mode, None)
     step = _SITE if subsystem["persisted_netns_mode"] != mode else "reboot the node: the mode set for boot is right"
     return [check(identity, obj, good, wanted, seen, step)]
+
+
+def _paths(facts: dict) -> list[dict]:
+    """Whether each rail's HCA reaches its GPU as the topology allows."""
+    found = facts["pcie"]
+    setting = pcie_path.setting(found, facts["node"]["kernel"])
+    if not found["paths"]:
+        return [check("path", "PCIe paths", UNUSED, "no rail has a GPU", "no pair of a GPU and an HCA")]
+    checks = []
+    for path in found["paths"]:
+        obj = f"path of rail {path['rail']}: {path['hca']} ({path['function']}) to GPU {path['gpu']}"
+        wanted, status, step = "no redirect that the topology does not want", PASSED, ""
+        if path["verdict"] == pcie_path.UNKNOWN:
+            status, step = NOT_VERIFIED, "read the node as root (become: true), on the machine itself"
+        elif pcie_path.against_rule(path, found["functions"]):
+            status, wanted = FAILED, f"ACS {path['masks'][path['bridge']]} on {path['bridge']} ({path['topology']})"
+            step = f"{_SET_ACS} sets {setting.parameter}" if setting.parameter else str(setting.reason)
+        elif path["topology"] == "unsupported" and path["bridge"]:
+            status, step = NOT_VERIFIED, "no published rule covers this topology: measure with the matrix"
+        seen = f"{path['verdict']}: {path['reason']}" + (_ACS_COST if status == FAILED else "")
+        checks.append(check(f"path:{path['rail']}:{path['hca']}", obj, status, wanted, seen, step))
+    return checks
+
+
+def _acs(facts: dict) -> list[dict]:
+    """Whether the kernel has set what its parameter says. One that waits for a reboot is no matter of this check."""
+    parameter = pcie_path.persisted(facts["owned_files"])
+    if parameter not in pcie_path.booted(facts["node"]["cmdline"]):
+        return []
+    checks = []
+    unlike = pcie_path.unlike(str(parameter), facts["pcie"]["functions"])
+    for bridge, mask in pcie_path.parsed(str(parameter)).items():
+        wrong = unlike.get(bridge)
+        seen = f"other than wanted: {' '.join(wrong)}" if wrong else "as wanted"
+        if bridge not in facts["pcie"]["functions"]:
+            seen = "on no path between a GPU and an HCA: bus numbers have moved, or a card is gone"
+        step = f"look for ACS in dmesg; {_SET_ACS} makes the parameter anew"
+        checks.append(check(f"acs:{bridge}", f"ACS of bridge {bridge}", not wrong, mask, seen, step))
+    return checks
 
 
 def _memlock(facts: dict, variables: dict, probe: dict) -> list[dict]:

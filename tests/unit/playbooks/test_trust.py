@@ -55,7 +55,7 @@ MARKS = {
     },
 }  # fmt: skip
 ROLES = ["discovery", "rdma_netns", "kernel_modules", "limits", "rail_links", "k3s", "node_firewall", "cni_plugins"]
-ROLES += ["flannel", "node_ready", "multus", "device_plugin", "networks"]
+ROLES += ["pcie", "flannel", "node_ready", "multus", "device_plugin", "networks"]
 # What node1 needs of node2: its addresses and the networks of all nodes; and why the run stops.
 OF_PEERS = ("firewall", "findings", "networks")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

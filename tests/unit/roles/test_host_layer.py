@@ -11,7 +11,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
 GATE = "Fail without consent or if the node would not come back"
-ROLES = ["rdma_netns", "kernel_modules", "limits", "rail_links", "fabric"]
+ROLES = ["rdma_netns", "kernel_modules", "limits", "rail_links", "pcie", "fabric"]
 
 
 @pytest.fixture

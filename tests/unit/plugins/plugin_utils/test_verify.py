@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import gpu_initiated
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import OWN_ACS_RECORD
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.checks import (
     FAILED,
     NOT_VERIFIED,
@@ -163,6 +164,42 @@ def test_a_port_that_is_not_active_says_what_it_waits_for(node, phys_state, laye
 def test_what_cannot_be_checked_is_not_verified_and_never_passed(node, break_it, identity):
     break_it(node)
     assert node.judged()[identity]["status"] == NOT_VERIFIED
+
+
+PARAMETER = "pci=config_acs=xx000x0@0000:02:00.0"
+
+
+def a_path(verdict, topology="switch", bridge="0000:02:00.0", control=0x1D, owned=None):
+    def change(node):
+        masks = {bridge: "xx000x0"} if topology == "switch" else {}
+        names = {"rail": 0, "hca": "mlx5_0", "function": "0000:03:00.0", "gpu": "0000:04:00.0", "reason": "x"}
+        way = {**names, "verdict": verdict, "topology": topology, "bridge": bridge, "bits": ["RR"], "masks": masks}
+        functions = {"0000:02:00.0": {"acs": {"capability": 0x5F, "control": control}}}
+        node.facts["pcie"].update(paths=[way], functions=functions)
+        node.facts["node"]["cmdline"] = owned or "quiet"
+        node.facts["owned_files"].update({OWN_ACS_RECORD: {"mode": "0644", "content": owned}} if owned else {})
+        node.variables["pcie_acs"] = "topology" if owned else "report"
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "identity", "status"),
+    [
+        (lambda n: n.facts["pcie"].update(paths=[]), "path", "unused"),
+        (a_path("direct"), "path:0:mlx5_0", "passed"),
+        (a_path("translated"), "path:0:mlx5_0", "failed"),
+        (a_path("root-complex", "root-port", None), "path:0:mlx5_0", "passed"),
+        (a_path("root-complex", "unsupported"), "path:0:mlx5_0", "not_verified"),
+        (a_path("unknown"), "path:0:mlx5_0", "not_verified"),
+        (a_path("direct", control=0, owned=PARAMETER), "acs:0000:02:00.0", "passed"),
+        (a_path("translated", owned=PARAMETER), "acs:0000:02:00.0", "failed"),
+        (a_path("direct", owned=PARAMETER.replace("02:", "09:")), "acs:0000:09:00.0", "failed"),
+    ],
+)
+def test_the_path_of_each_pair(node, change, identity, status):
+    change(node)
+    assert node.judged()[identity]["status"] == status
 
 
 def test_a_container_cannot_vouch_for_its_hosts_kernel(node):

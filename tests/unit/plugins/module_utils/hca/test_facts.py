@@ -29,7 +29,7 @@ def gathered(root, **options):
     return facts
 
 
-WAYS = "gpu_initiated"  # comes with gpudirect
+WAYS = ("gpu_initiated", "pcie")  # come with gpudirect
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,11 @@ WAYS = "gpu_initiated"  # comes with gpudirect
         (["hcas"], {"hcas", "cards_without_rdma"}),
         (["pci"], {"cards_without_rdma", "gpus"}),
         (["rails", "!gids"], {"rails", "not_rails", "shared_subnets"}),
-        (["all", "!hcas", "!pci", "!rails", "!gpus"], set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"} | {WAYS}),
-        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets", WAYS} - {"pci", "gids"}),
+        (
+            ["all", "!hcas", "!pci", "!rails", "!gpus"],
+            set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"} | {WAYS, "pcie"},
+        ),
+        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets", *WAYS} - {"pci", "gids"}),
     ],
 )
 def test_subsets(laid_out, subset, parts):

@@ -1,0 +1,165 @@
+"""ACS of the bridges between GPUs and HCAs, by a parameter of the kernel that boots next; and MaxReadReq of the HCAs.
+
+PRIVATE to the collection. Pure: facts and options in, Plan out. The kernel sets ACS before any driver is loaded, and
+IOMMU groups follow from it: writing the registers of a running node would change the one without the other. MaxReadReq
+is lost when a driver is loaded again, so a rule of udev sets it whenever one is bound, by PCI address.
+"""
+
+from __future__ import annotations
+
+from .._core.change import Plan, kernel_out_of_reach
+from .._core.files import HEADER, plan_file, plan_removal
+from ..hca import paths, pcie_path
+
+REPORT, TOPOLOGY = "report", "topology"
+READ_REQUEST = 4096
+MENU = "boot menu"
+GRUB, GRUBBY = "update-grub", "grubby"
+_FILES = {GRUB: paths.OWN_ACS_GRUB, GRUBBY: paths.OWN_ACS_RECORD}
+_OBJECT = "ACS at boot"
+_BOUND = 'ACTION=="add|bind", SUBSYSTEM=="pci"'
+_PATH = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
+    """wanted: acs (report|topology), read_request (bytes or None).
+
+    facts: with `acs_before`, the parameter that was set when the module began, and `acs_in_menu`, whether the boot menu
+    has the one that is set; without them the file tells.
+    """
+    made = Plan()
+    _read_request(facts, wanted["read_request"], root, made)
+    now = pcie_path.persisted(facts["owned_files"])
+    parameter = _wanted(facts, wanted, now, made)
+    if made.findings:
+        return made
+    if parameter:
+        _set(facts, parameter, now, root, made)
+    elif now:
+        _remove(facts, now, root, made)
+    booted = pcie_path.booted(facts["node"]["cmdline"])
+    before = facts.get("acs_before", now)
+    if parameter and parameter not in booted and pcie_path.unlike(parameter, facts["pcie"]["functions"]):
+        made.reboot_reasons.append(f"{parameter} is set for the next boot, the running kernel has no such parameter")
+    elif not parameter and before in booted:
+        made.reboot_reasons.append(f"{before} is no longer set, the running kernel still has it")
+    return made
+
+
+def _wanted(facts: dict, wanted: dict, now: str | None, made: Plan) -> str | None:
+    """The parameter to have at boot: none, or as it is where the paths cannot be judged now."""
+    if wanted["acs"] != TOPOLOGY:
+        return None
+    found = facts["pcie"]
+    unknown = [path for path in found["paths"] if path["verdict"] == pcie_path.UNKNOWN]
+    if unknown or not found["paths"]:
+        why = "; ".join(sorted({path["reason"] for path in unknown})) or "no rail has its GPU on PCI now"
+        made.not_applied.append(f"{_OBJECT} is left as it is: {why}")
+        return now
+    setting = pcie_path.setting(found, facts["node"]["kernel"])
+    if not setting.parameter:
+        made.not_applied.append(f"{_OBJECT}: {setting.reason}")
+        return None
+    foreign = _foreign(facts, now)
+    if foreign:
+        made.finding(
+            _OBJECT,
+            f"{setting.parameter}, the only such parameter of the kernel",
+            foreign,
+            "take it out where the boot loader has it (GRUB_CMDLINE_LINUX, or grubby --update-kernel=ALL "
+            "--remove-args=...), reboot, and run again; or set pcie_acs: report",
+        )
+    elif found["loader"] is None:
+        made.finding(
+            _OBJECT,
+            "update-grub or grubby, which this role sets boot parameters with",
+            "neither in /usr/sbin",
+            f"add {setting.parameter} to the kernel's command line yourself, and set pcie_acs: report",
+        )
+    return setting.parameter
+
+
+def _foreign(facts: dict, now: str | None) -> str | None:
+    """A parameter of the running kernel that ours would not go together with."""
+    for word in (facts["node"]["cmdline"] or "").split():
+        if word.startswith("pcie_acs_override="):
+            return f"{word}, which reports isolation that the bridges do not have"
+        # With a parameter of ours, one that differs is what it was at the last boot. grubby replaces any of this name.
+        other = now is None and facts.get("acs_before") is None and word.strip('"').startswith("pci=")
+        if other and (pcie_path.booted(word) or facts["pcie"]["loader"] == GRUBBY):
+            return word
+    return None
+
+
+def text(loader: str, parameter: str) -> str:
+    """Our file. GRUB takes a bare semicolon for the end of its command."""
+    line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX \\"{parameter}\\""' if loader == GRUB else parameter
+    return f"{HEADER}{line}\n"
+
+
+def _set(facts: dict, parameter: str, now: str | None, root: str, made: Plan) -> None:
+    # Where the paths cannot be judged now, nothing differs and nothing has to be written.
+    loader = facts["pcie"]["loader"]
+    if loader is None:
+        return
+    stale = parameter != now or not facts.get("acs_in_menu", True)
+    if loader == GRUB:
+        plan_file(made, facts, _FILES[loader], text(loader, parameter))
+    if stale:
+        _menu(facts, now or "", parameter, root, made)
+    if loader == GRUBBY:
+        # The record last: it says that grubby was done.
+        plan_file(made, facts, _FILES[loader], text(loader, parameter))
+
+
+def _remove(facts: dict, now: str, root: str, made: Plan) -> None:
+    if paths.OWN_ACS_RECORD in facts["owned_files"]:
+        _menu(facts, now, "", root, made)
+    for path in _FILES.values():
+        plan_removal(made, facts, path)
+    if paths.OWN_ACS_GRUB in facts["owned_files"]:
+        _menu(facts, now, "", root, made)
+
+
+def _read_request(facts: dict, wanted: int | None, root: str, made: Plan) -> None:
+    """Of the functions through which the rails reach their GPUs."""
+    if wanted is None:
+        plan_removal(made, facts, paths.OWN_READ_REQUEST)
+        return
+    functions = facts["pcie"]["functions"]
+    found = sorted({path["function"] for path in facts["pcie"]["paths"] if path["function"] in functions})
+    if not found:
+        made.not_applied.append("MaxReadReq is left as it is: no rail has its GPU on PCI now")
+        return
+    offline = kernel_out_of_reach(facts, root)
+    for address in found:
+        now, obj = functions[address]["max_read_request"], f"MaxReadReq of {address}"
+        if now is None or offline:
+            made.not_verified.append(f"{obj}: {offline or 'its config space cannot be read'}")
+        elif now != wanted:
+            made.change(obj, "set", str(now), str(wanted))
+    rules = (
+        f'{_BOUND}, KERNEL=="{at}", RUN+="/bin/sh -c \'{_PATH} {" ".join(setpci(at, wanted))}\'"\n' for at in found
+    )
+    plan_file(made, facts, paths.OWN_READ_REQUEST, HEADER + "".join(rules))
+
+
+def setpci(address: str, size: int) -> list[str]:
+    """MaxReadReq is bits 14:12 of Device Control, 128 bytes doubled that many times."""
+    return ["setpci", "-s", address, f"CAP_EXP+08.w={size.bit_length() - 8:x}000:F000"]
+
+
+def _menu(facts: dict, before: str, after: str, root: str, made: Plan) -> None:
+    offline = kernel_out_of_reach(facts, root)
+    if offline:
+        made.not_verified.append(f"the {MENU} is not made again: {offline}")
+    else:
+        made.change(MENU, "set" if after else "unset", before, after)
+
+
+def commands(loader: str, before: str, after: str) -> list[list[str]]:
+    """What brings the boot menu from one parameter to the other."""
+    if loader == GRUB:
+        return [[GRUB]]
+    found = [[GRUBBY, "--update-kernel=ALL", f'--remove-args="{before}"']] if before else []
+    return found + ([[GRUBBY, "--update-kernel=ALL", f'--args="{after}"']] if after else [])
