@@ -41,7 +41,7 @@ WAYS = ("gpu_initiated", "pcie")  # come with gpudirect
         (["rails", "!gids"], {"rails", "not_rails", "shared_subnets"}),
         (
             ["all", "!hcas", "!pci", "!rails", "!gpus"],
-            set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"} | {WAYS, "pcie"},
+            {*SUBSETS, *WAYS} - {"hcas", "pci", "rails", "gpus", "gids"},
         ),
         (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets", *WAYS} - {"pci", "gids"}),
     ],
