@@ -26,7 +26,7 @@ options:
     required: true
   names:
     description: Names of artifacts and images in the lock. Empty means everything the roles of the cluster layer use
-      and the lock can check; RV(not_applied) lists the rest.
+      and the lock can check; C(not_applied) lists the rest.
     type: list
     elements: str
     default: []
@@ -102,11 +102,6 @@ findings:
   returned: always
   type: list
   elements: dict
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
 """
 
 import hashlib

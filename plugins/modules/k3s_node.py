@@ -60,17 +60,6 @@ changes:
   returned: always
   type: list
   elements: dict
-findings:
-  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
-  type: list
-  elements: dict
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 seconds:
   description: How long the start or restart took until k3s was ready; 0 when it was not started.
   returned: success

@@ -50,22 +50,6 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-changes:
-  description:
-    - What was removed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-  returned: always
-  type: list
-  elements: dict
-findings:
-  description: What could not be removed, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
-  type: list
-  elements: dict
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
 notes: {description: 'What remains on the node, and why.', returned: success, type: list, elements: str}
 """
 
