@@ -61,10 +61,9 @@ import signal
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core import programs
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import programs, units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, remove_tree, sha256_of, under
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import SYSTEM, apply_units, must, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import reset as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state as k3s_state
@@ -87,7 +86,7 @@ class Node:
 
     def read(self) -> dict:
         tree = Tree(self.root)
-        units, others = self._units(tree)
+        own_units, others = self._units(tree)
         files, foreign = self._files(tree)
         self._containers |= containers_of(tree)
         self._netns |= networks_of(tree)
@@ -100,8 +99,8 @@ class Node:
         rules, unread = self._rules() if self.live else ({}, [])
         return {
             "agent": tree.exists(k3s.unit_path("agent")),
-            "services": self._services(tree, units) if self.live else [],
-            "units": units,
+            "services": self._services(own_units) if self.live else [],
+            "units": own_units,
             "processes": processes(tree) if self.live else [],
             "links": links,
             "mounts": [point for point in points if planner.MOUNTS.match(point)],
@@ -149,8 +148,8 @@ class Node:
 
     def _units(self, tree: Tree) -> tuple[list[str], list[str]]:
         own, foreign = [], []
-        for name in sorted(tree.listdir(SYSTEM)):
-            path = f"{SYSTEM}/{name}"
+        for name in sorted(tree.listdir(units.SYSTEM)):
+            path = f"{units.SYSTEM}/{name}"
             if not name.endswith(".service") or tree.readlink(path) is not None:
                 continue
             if planner.ours(path, tree.read(path)):
@@ -159,16 +158,15 @@ class Node:
                 foreign.append(path)
         return own, foreign
 
-    def _services(self, tree: Tree, units: list[str]) -> list[str]:
-        names = [os.path.basename(path) for path in units]
+    def _services(self, paths: list[str]) -> list[str]:
+        names = [os.path.basename(path) for path in paths]
         if not names:
             return []
-        _code, out, _error = self._run(["systemctl", "show", "--property=Id,ActiveState,UnitFileState", *names])
-        running = []
-        for block in out.split("\n\n"):
-            said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-            if said.get("ActiveState") not in (None, "inactive", "failed") or said.get("UnitFileState") == "enabled":
-                running.append(said["Id"])
+        running = [
+            said["Id"]
+            for said in units.shown(self._run, ("Id", "ActiveState", "UnitFileState"), *names)
+            if said.get("ActiveState") not in (None, "inactive", "failed") or said.get("UnitFileState") == "enabled"
+        ]
         # k3s before its helpers: a running kubelet would restart pods.
         return sorted(running, key=lambda name: (not name.startswith("k3s"), name))
 
@@ -272,7 +270,7 @@ class Node:
         )
 
     def apply(self, changes):
-        yield from apply_units(self.root, changes, self._run, self._carry_out)
+        yield from units.apply_units(self.root, changes, self._run, self._carry_out)
         alone = () if Tree(self.root).exists(planner.OTHER_CONTAINERD) else planner.EMPTY_OF_CONTAINERD
         for path in (self._networks, *planner.EMPTY, *alone):
             try:
@@ -285,16 +283,16 @@ class Node:
         if change.object.startswith("/"):
             self._remove(change.object)
         elif kind == "service":
-            systemctl(self._run, change.object, "disable", "--now", name)
+            units.systemctl(self._run, change.object, "disable", "--now", name)
         elif kind == "containers":
             self._kill()
         elif kind == "link":
-            must(self._run, change.object, ["ip", "link", "delete", name])
+            units.must(self._run, change.object, ["ip", "link", "delete", name])
         elif kind == "mount":
             if name in mounts(Tree(self.root)):  # its container may have ended with it
-                must(self._run, change.object, ["umount", "--lazy", name])
+                units.must(self._run, change.object, ["umount", "--lazy", name])
         elif kind == "network":
-            must(self._run, change.object, ["ip", "netns", "delete", name.rpartition(" ")[2]])
+            units.must(self._run, change.object, ["ip", "netns", "delete", name.rpartition(" ")[2]])
         else:
             self._drop_rules(name.rpartition(" ")[2])
 

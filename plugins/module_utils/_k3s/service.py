@@ -9,7 +9,7 @@ import time
 from typing import Callable
 
 from .._core.change import Refused
-from .._core.units import systemctl
+from .._core.units import shown, systemctl
 
 POLL_SECONDS = 2
 # After so many restarts by systemd, k3s will not come up on its own.
@@ -49,8 +49,7 @@ class Service:
 
     def _seen(self) -> tuple[str, int]:
         """ActiveState, and how many times systemd has restarted the service."""
-        asked = ["systemctl", "show", "--property=ActiveState,NRestarts", self.name]
-        said = dict(line.split("=", 1) for line in self._run(asked)[1].splitlines() if "=" in line)
+        said, *_others = [*shown(self._run, ("ActiveState", "NRestarts"), self.name), {}]
         return said.get("ActiveState", "unknown"), int(said.get("NRestarts") or 0)
 
     def _journal(self) -> str:

@@ -41,7 +41,7 @@ def test_what_k3s_was_started_with_is_remembered_summed_once_and_its_own_cache_i
     assert read(root)["started"] == {}
     k3s_state.remember(str(root), silent)
     with monkeypatch.context() as patched:
-        patched.delattr(k3s_state.hashlib, "sha256")
+        patched.delattr(k3s_state, "sha256_of")
         seen = read(root)
     assert seen["started"] == seen["inputs"]
     (root / k3s.BINARY.lstrip("/")).write_text("swapped")
