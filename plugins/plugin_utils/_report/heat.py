@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .judge import bandwidth, natural
+from ...module_utils.hca.text import natural
+from .judge import bandwidth
 
 # Lower bounds of the classes h5 to h1, in percent of the expected value; what is below is h0.
 BOUNDS = (95, 90, 80, 60, 40)

@@ -17,6 +17,7 @@ import jinja2
 from markupsafe import Markup
 
 from ...module_utils._core.text import clean, count
+from ...module_utils.hca.text import natural
 from . import heat, judge, maps
 from .judge import BAD, OK, OPEN
 
@@ -41,7 +42,7 @@ def page(document: dict, title: str = "RDMA report") -> str:
             level=level,
             headline=headline,
             tiles=_tiles(judged, document),
-            marks=[_mark(node) for node in sorted(judged, key=lambda node: judge.natural(node["host"]))],
+            marks=[_mark(node) for node in sorted(judged, key=lambda node: natural(node["host"]))],
             fixes=_fixes(judged),
             nodes=_nodes(judged),
             bandwidth=heat.section(document.get("matrix"), anchors),
@@ -292,7 +293,7 @@ def _drift(document: Any, anchors: dict[str, str]) -> dict:
     if not document:
         return {"level": level, "said": f"Drift was {figure}: {explanation}.", "others": [], "differences": []}
     others = [host for host in document["hosts"] if host["verdict"] != "converged"]
-    others.sort(key=lambda host: (-judge.LEVELS.index(judge.drift_level(host["verdict"])), judge.natural(host["host"])))
+    others.sort(key=lambda host: (-judge.LEVELS.index(judge.drift_level(host["verdict"])), natural(host["host"])))
     return {
         "level": level,
         "said": f"{figure} {explanation} (compared {document['at']})",
