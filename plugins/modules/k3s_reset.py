@@ -331,7 +331,7 @@ class Node:
 
 def _found(program: str) -> str | None:
     """Where a program is: the node's own, else the one that k3s brings."""
-    return programs.found(program, planner.PROGRAMS)
+    return programs.found(program, programs.BUNDLED)
 
 
 def containers_of(tree: Tree) -> set[str]:
