@@ -54,16 +54,15 @@ notes: {description: 'What remains on the node, and why.', returned: success, ty
 """
 
 import ipaddress
-import json
 import os
 import re
 import signal
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files as core_files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import programs, units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, remove_tree, sha256_of, under
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import reset as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state as k3s_state
@@ -200,14 +199,12 @@ class Node:
 
     def _plugins(self, tree: Tree) -> tuple[list[str], list[str]]:
         """CNI plugins that are still the ones we installed, with their record; and the others in the folder."""
-        try:
-            record = json.loads(tree.read(planner.CNI_RECORD) or "{}")
-        except ValueError:
-            record = {}
-        placed, kept = [], []
+        record, placed, kept = core_files.recorded(tree, planner.CNI_RECORD), [], []
         for name in tree.listdir(planner.CNI_BINARIES):
             path = f"{planner.CNI_BINARIES}/{name}"
-            same = record.get(name) == sha256_of(under(self.root, path)) if name in record else name == "multus-shim"
+            same = name == "multus-shim"
+            if name in record:
+                same = record[name] == core_files.sha256_of(core_files.under(self.root, path))
             (placed if same else kept).append(path)
         return placed + ([planner.CNI_RECORD] if tree.exists(planner.CNI_RECORD) else []), kept
 
@@ -274,7 +271,7 @@ class Node:
         alone = () if Tree(self.root).exists(planner.OTHER_CONTAINERD) else planner.EMPTY_OF_CONTAINERD
         for path in (self._networks, *planner.EMPTY, *alone):
             try:
-                os.rmdir(under(self.root, path))
+                os.rmdir(core_files.under(self.root, path))
             except OSError:
                 pass  # not there, or something of others in it
 
@@ -297,11 +294,11 @@ class Node:
             self._drop_rules(name.rpartition(" ")[2])
 
     def _remove(self, path: str) -> None:
-        real = under(self.root, path)
+        real = core_files.under(self.root, path)
         if os.path.isdir(real) and not os.path.islink(real):
-            remove_tree(self.root, path, self._kept(path))
+            core_files.remove_tree(self.root, path, self._kept(path))
         elif os.path.lexists(real):
-            remove(real)
+            core_files.remove(real)
 
     def _kill(self) -> None:
         for sign, tries in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
@@ -348,10 +345,7 @@ def networks_of(tree: Tree) -> set[str]:
     namespaces = set()
     for space in tree.listdir(planner.BUNDLES):
         for name in tree.listdir(f"{planner.BUNDLES}/{space}"):
-            try:
-                spec = json.loads(tree.read(f"{planner.BUNDLES}/{space}/{name}/config.json") or "{}")
-            except ValueError:
-                continue
+            spec = core_files.recorded(tree, f"{planner.BUNDLES}/{space}/{name}/config.json")
             spaces = (spec.get("linux") or {}).get("namespaces") or []
             networks = [entry for entry in spaces if entry.get("type") == "network"]
             namespaces |= {os.path.basename(entry.get("path") or "") for entry in networks}
@@ -360,14 +354,8 @@ def networks_of(tree: Tree) -> set[str]:
 
 def attached_networks(tree: Tree, folder: str) -> set[str]:
     """Names of the networks that our files on the node define."""
-    names = set()
-    for name in tree.listdir(folder):
-        if name.startswith(planner.ATTACHED):
-            try:
-                names.add(json.loads(tree.read(f"{folder}/{name}") or "{}").get("name"))
-            except (ValueError, AttributeError):
-                continue
-    return names - {None, ""}
+    ours = [name for name in tree.listdir(folder) if name.startswith(planner.ATTACHED)]
+    return {core_files.recorded(tree, f"{folder}/{name}").get("name") for name in ours} - {None, ""}
 
 
 def cni_state(tree: Tree, containers: set[str], networks: set[str]) -> tuple[list[str], list[str]]:

@@ -47,7 +47,7 @@ IPAddressDeny=any
 
 
 def shown(run: Callable, properties: Iterable[str], *units: str) -> list[dict[str, str]]:
-    """{property: value} of each unit, as systemctl shows them; empty where it fails."""
+    """{property: value} of each unit, as systemctl shows them; none where it fails. units: options too."""
     code, out, _error = run(["systemctl", "show", f"--property={','.join(properties)}", *units])
     blocks = out.split("\n\n") if code == 0 else []
     return [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]

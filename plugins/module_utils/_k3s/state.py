@@ -13,7 +13,8 @@ import sys
 import time
 from typing import Callable
 
-from .._core.files import sha256_of, under, write
+from .._core import programs
+from .._core.files import recorded, sha256_of, under, write
 from .._core.units import shown, started_at
 from ..hca import Tree
 from ..hca import node as hca_node
@@ -70,7 +71,7 @@ def node(root: str, run: Callable) -> dict:
         "iptables": _iptables(run) if tree.live else None,
         "version": version(tree, run),
         "others": sorted(set(others(tree).values())),
-        "listening": _listening(tree),
+        "listening": programs.bound(tree, "tcp"),
         "server_url": _server_url(tree),
         "joined": tree.exists(f"{k3s.DATA}/agent/kubelet.kubeconfig"),
         "cluster": tree.isdir(f"{k3s.DATA}/server/db") or tree.exists(f"{k3s.DATA}/server/tls/server-ca.crt"),
@@ -104,7 +105,7 @@ def converging(root: str, run: Callable, token: str | None = None) -> dict:
     """The input of `_k3s.plan.plan`."""
     tree = Tree(root)
     running = _running(run) if tree.live else {}
-    record = _record(tree)
+    record = recorded(tree, k3s.RECORD)
     files = {path: _file(tree, path) for path in _TEXT_FILES}
     foreign = [path for path, seen in files.items() if seen and not ours(seen)]
     present = {path: row["sha256"] for path, row in inputs(tree, root, record).items()}
@@ -147,21 +148,13 @@ def younger(written: dict, running: dict[str, dict], known: str | None) -> list[
 def remember(root: str, run: Callable) -> None:
     """Record what k3s was started with, and the digests of large files with what identifies them as unchanged."""
     tree = Tree(root)
-    rows = inputs(tree, root, _record(tree))
+    rows = inputs(tree, root, recorded(tree, k3s.RECORD))
     now = {path: row["sha256"] for path, row in rows.items()}
     large = {path: row for path, row in rows.items() if _is_large(path)}
     running = _running(run) if tree.live else {}
     start = next((process["invocation"] for process in running.values()), None)
     text = json.dumps({"inputs": now, "hashes": large, "invocation": start}, indent=1, sort_keys=True) + "\n"
     write(under(root, k3s.RECORD), text)
-
-
-def _record(tree: Tree) -> dict:
-    try:
-        found = json.loads(tree.read(k3s.RECORD) or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_large(path: str) -> bool:
@@ -272,17 +265,6 @@ def version(tree: Tree, run: Callable) -> str | None:
     code, out, _error = run([k3s.BINARY, "--version"])
     words = out.split()
     return words[2] if code == 0 and len(words) > 2 else None
-
-
-def _listening(tree: Tree) -> list[int]:
-    """TCP ports of IPv4 and IPv6 that something listens on."""
-    ports = set()
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in (tree.read(path) or "").splitlines()[1:]:
-            columns = line.split()
-            if len(columns) > 3 and columns[3] == "0A":
-                ports.add(int(columns[1].rpartition(":")[2], 16))
-    return sorted(ports)
 
 
 def _server_url(tree: Tree) -> str | None:
