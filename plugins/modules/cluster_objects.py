@@ -271,7 +271,7 @@ class Cluster:
 
     def read(self, parts: list) -> dict:
         """parts: see planner.prepare. Read again where others changed an object between the read and the dry run."""
-        self._kubectl.dial()
+        self._kubectl.await_server()
         for _attempt in range(_READS):
             state = self._compared(parts)
             if not planner.moved(state):
