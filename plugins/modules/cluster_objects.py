@@ -284,8 +284,11 @@ class Cluster:
         known = planner.by_key(wanted, live)
         asked = planner.predictable(wanted, known, missing)
         state: dict = {"down": None, "live": known, "predicted": {}, "errors": {}, "edited": {}}
-        for (force, revert_edits), items in planner.alike(parts, asked):
-            predicted, errors, edited = self._predict(items, force, revert_edits)
+        ways = planner.ways(parts)
+        for way in sorted(set(ways.values())):
+            predicted, errors, edited = self._predict(
+                [item for item in asked if ways[planner.Key.of(item)] == way], *way
+            )
             state["predicted"].update(predicted)
             state["errors"].update(errors)
             state["edited"].update(edited)
@@ -355,7 +358,7 @@ class Cluster:
     def apply(self, changes: list, parts: list, edited: dict):
         """edited: objects by key whose hand-edited fields are reverted."""
         wanted = planner.of_all(parts)
-        overridden = planner.overridden(parts) | set(edited)
+        overridden = {key for key, (force, _revert) in planner.ways(parts).items() if force or key in edited}
         for stage in planner.stages(wanted, changes):
             names = {str(planner.Key.of(item)) for item in stage}
             for force in (False, True):
