@@ -104,14 +104,17 @@ class Supply(NamedTuple):
 
 def described(folder: str | None) -> dict | None:
     """bundle.yml of a folder; None without a folder or where it cannot be read. Who needs it says why it is missing."""
-    if not folder:
-        return None
+    document = read(folder)[0] if folder else None
+    return document if isinstance(document, dict) else None
+
+
+def read(folder: str) -> tuple:
+    """(what bundle.yml of a folder holds, why it cannot be read)"""
     try:
         with open(os.path.join(folder, DESCRIPTION), encoding="utf-8") as stream:
-            document = yaml.safe_load(stream)
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return document if isinstance(document, dict) else None
+            return yaml_load(stream), ""
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return None, getattr(error, "strerror", None) or " ".join(str(error).split())
 
 
 def file_for(bundle: dict, name: str, architecture: str, distribution: str | None = None) -> dict | None:
