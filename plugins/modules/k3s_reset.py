@@ -259,12 +259,7 @@ class Node:
                 return planner.cluster_rules(said, self._containers), planner.foreign_rules(said, self._containers)
         except ValueError:
             error = f"not JSON: {said[:100]}"
-        raise Refused.because(
-            f"rules of {program}",
-            "foreign rules kept and ours removed",
-            f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; no rule was changed",
-            f"see {' '.join(argv)}, fix what it reports and run again",
-        )
+        raise _unchanged(program, argv, code, error)
 
     def apply(self, changes):
         yield from units.apply_units(self.root, changes, self._run, self._carry_out)
@@ -318,12 +313,14 @@ class Node:
         argv = [_found("nft"), "-f", "-"] if program == "nft" else [_found(f"{program}-restore")]
         code, _out, error = self._run(argv, text)
         if code:
-            raise Refused.because(
-                f"rules of {program}",
-                "foreign rules kept and ours removed",
-                f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; no rule was changed",
-                f"see {argv[0]}, fix what it reports and run again",
-            )
+            raise _unchanged(program, argv, code, error)
+
+
+def _unchanged(program: str, argv: list, code: int, error: str) -> Refused:
+    """Why the rules that a program has are as they were."""
+    seen = f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; no rule was changed"
+    step = f"see {' '.join(argv)}, fix what it reports and run again"
+    return Refused.because(f"rules of {program}", "foreign rules kept and ours removed", seen, step)
 
 
 def _found(program: str) -> str | None:
