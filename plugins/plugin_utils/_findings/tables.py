@@ -28,21 +28,8 @@ def report(nodes):
 
 _NODE_COLUMNS = ("node", "system", "kernel", "arch", "HCAs", "GPUs", "rails", "driver loaded", "netns", "GPUDirect")
 _PORT_COLUMNS = (
-    *(
-        "node",
-        "HCA/port",
-        "model",
-        "PSID",
-        "firmware",
-        "state",
-        "Gb/s",
-        "layer",
-        "netdev",
-        "NUMA",
-        "nearest GPU",
-        "rail",
-    ),
-)
+    "node", "HCA/port", "model", "PSID", "firmware", "state", "Gb/s", "layer", "netdev", "NUMA", "nearest GPU", "rail",
+)  # fmt: skip
 
 
 def _node_row(name, facts):
