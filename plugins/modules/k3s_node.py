@@ -71,7 +71,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import units
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge, reported
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, under, write
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import plan as planner
@@ -188,16 +188,13 @@ def main() -> None:
     wanted = planner.wanted_of(given)
     live = not given["root"].rstrip("/")
     node = Node(given["root"], wanted, given["token"], module.run_command, given["start_timeout_seconds"])
-    with reported(module):
+
+    def plan(seen):
         if live and not module.check_mode:
-            _refuse_what_is_missing(node.read(), given)
-        converge(
-            module,
-            read=node.read,
-            plan=lambda seen: planner.plan(seen, wanted, given["root"]),
-            apply=node.apply,
-            more=lambda _decided, _changes: {"seconds": node.seconds},
-        )
+            _refuse_what_is_missing(seen, given)
+        return planner.plan(seen, wanted, given["root"])
+
+    converge(module, node.read, plan, node.apply, more=lambda _decided, _changes: {"seconds": node.seconds})
 
 
 def _refuse_what_is_missing(seen: dict, given: dict) -> None:

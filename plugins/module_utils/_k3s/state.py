@@ -52,9 +52,10 @@ def node(root: str, run: Callable) -> dict:
     del state["files"]  # they may contain secrets and stay on the node
     shared = address.configured(tree.read(address.CONFIG))
     release = hca_node.system(hca_node.os_release(tree))
+    machine = tree.read("/proc/sys/kernel/arch") or Seams.of(tree).machine() or "unknown"
     return {
         **state,
-        "architecture": _architecture(tree.read("/proc/sys/kernel/arch") or Seams.of(tree).machine()),
+        "architecture": _MACHINES.get(machine, machine),
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}" if tree.live else None,
         "ensurepip": not tree.live or importlib.util.find_spec("ensurepip") is not None,
         "clock": time.time() if tree.live else None,
@@ -232,10 +233,6 @@ def _token(tree: Tree, given: str | None) -> dict:
 def _secret(token: str) -> str:
     """The secret part of K10<CA hash>::<user>:<secret>, or a bare secret."""
     return token.strip().rpartition("::")[2].rpartition(":")[2]
-
-
-def _architecture(machine: str | None) -> str:
-    return _MACHINES.get(machine or "", machine or "unknown")
 
 
 def _addresses(tree: Tree) -> list[dict]:

@@ -201,7 +201,7 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
         "taints": [*([k3s.STARTUP_TAINT] if typed["startup_taint"] else []), *typed["node_taints"]],
         "kubelet_args": k3s.kubelet_args(typed),
         "selinux": seen["selinux"] == "enforcing" if typed["selinux"] is None else typed["selinux"],
-        "bundled_bin": _odd_iptables(seen["iptables"]),
+        "bundled_bin": _ODD_IPTABLES[0] <= (seen["iptables"] or []) <= _ODD_IPTABLES[1],
         "service": k3s.SERVICES[role],
         # A k3s that is starting already holds its ports.
         "running": service["active"] or service["starting"],
@@ -263,10 +263,6 @@ def labels(facts: dict, typed: dict) -> dict[str, str]:
         if driver.get("flavor") and _LABEL.fullmatch(str(driver["flavor"])):
             found["rdma.gpufabric.io/driver"] = str(driver["flavor"])
     return {**found, **{str(name): str(value) for name, value in typed["node_labels"].items()}}
-
-
-def _odd_iptables(version: list[int] | None) -> bool:
-    return version is not None and _ODD_IPTABLES[0] <= version <= _ODD_IPTABLES[1]
 
 
 def names(own: dict[str, tuple[str, bool]], inventory: Iterable[str]) -> list[tuple[str, Finding]]:

@@ -129,13 +129,9 @@ def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[Findin
             seen = f"{supernet} holds {core_text.count(there, 'network')} of /{prefix}"
             findings.append(Finding(f"rail {index}", "a subnet of its own", seen, step, "networks:supernet"))
             break
-        first = network.first + index * 2 ** (network_bits(network) - prefix)
+        first = network.first + index * 2 ** ((32 if network.version == 4 else 128) - prefix)
         found[index] = f"{netaddr.IPAddress(first, network.version)}/{prefix}"
     return found, findings
-
-
-def network_bits(network) -> int:
-    return 32 if network.version == 4 else 128
 
 
 def _normal(item: dict, variables: dict) -> dict:

@@ -25,11 +25,7 @@ def findings(role: str, values: dict, facts: dict | None, groups: dict, bundle: 
     inventory. bundle: the description of the bundle folder, where there is one.
     """
     found = _plugin_image(values, bundle) if role == "device_plugin" else []
-    return found + _RULES.get(role, _nothing)(values, facts, groups)
-
-
-def _nothing(_values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:
-    return []
+    return found + (_RULES[role](values, facts, groups) if role in _RULES else [])
 
 
 def _cni_plugins(values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:

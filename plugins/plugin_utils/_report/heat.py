@@ -41,7 +41,10 @@ def section(matrix: Any, anchors: dict[str, str]) -> dict:
             for name, delta in sorted((test.get("counters") or {}).items())
             if delta
         ],
-        "maps": [_map(path, [test for test in tests if test["path"] == path]) for path in _paths(tests)],
+        "maps": [
+            _map(path, [test for test in tests if test["path"] == path])
+            for path in sorted({test["path"] for test in tests})
+        ],
     }
 
 
@@ -57,10 +60,6 @@ def heat(test: dict) -> str:
     if share is None:
         return "hx"
     return f"h{sum(share >= bound for bound in BOUNDS)}"
-
-
-def _paths(tests: list[dict]) -> list[str]:
-    return sorted({test["path"] for test in tests})
 
 
 def _told(test: dict, anchors: dict[str, str]) -> dict:

@@ -83,15 +83,12 @@ def asset(name: str) -> str:
 
 def policy() -> str:
     """Content security policy: the one style sheet and the one script of this page, and nothing else."""
-    style_hash, script_hash = (_hash(asset(name)) for name in ("page.css", "page.js"))
+    sums = (hashlib.sha256(asset(name).encode()).digest() for name in ("page.css", "page.js"))
+    style_hash, script_hash = (f"sha256-{base64.b64encode(digest).decode()}" for digest in sums)
     return (
         f"default-src 'none'; style-src '{style_hash}'; script-src '{script_hash}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _status(level: str, text: str) -> dict:
@@ -176,8 +173,8 @@ def _node(node: dict, opened: bool) -> dict:
         "rails": [judge.is_active(port) for _rail, port in node["rails"]],
         "slow": len(node["slow"]),
         "troubled": [
-            (_state(item), item["object"], item["wanted"], item["seen"], item["next_step"])
-            for status in ("failed", "not_verified")
+            (_status(level, text), item["object"], item["wanted"], item["seen"], item["next_step"])
+            for status, level, text in (("failed", BAD, "failed"), ("not_verified", OPEN, "not verified"))
             for item in node["checks"]
             if item["status"] == status
         ],
@@ -279,10 +276,6 @@ def _bare(card: dict) -> tuple:
         "-" if numa in (None, -1) else numa,
         "-",
     )
-
-
-def _state(item: dict) -> dict:
-    return _status(BAD, "failed") if item["status"] == "failed" else _status(OPEN, "not verified")
 
 
 # --- drift -----------------------------------------------------------------------------------------------------------
