@@ -167,14 +167,6 @@ def archives_for(bundle: dict, architecture: str) -> list[dict]:
     return list(rows.values())
 
 
-def references(bundle: dict, architecture: str) -> set[str]:
-    return {
-        row["reference"]
-        for row in bundle.get("images") or []
-        if row.get("architecture", "any") in (architecture, "any")
-    }
-
-
 @functools.lru_cache(maxsize=256)
 def _summed(path: str, *_identity: int) -> str:
     """A plan asks several times for the sum of a large file."""
