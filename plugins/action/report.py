@@ -8,7 +8,6 @@ import pathlib
 
 import yaml
 from ansible.plugins.action import ActionBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.modules import report as documented
@@ -19,6 +18,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import di
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge as matrix_judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job as nccl_job
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import log as nccl_log
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import fabric_plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import judge as report_judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge
@@ -70,6 +70,8 @@ class ActionModule(ActionBase):
             written = self._write({args["results"]: files.as_json(results)})
         verdicts = {node["host"]: node["diagnosis"] for node in rows if node.get("diagnosis")}
         text = host_checks.report_text(rows, self._task.check_mode)
+        if any("gbps" in item.get("figures", {}) for row in rows for item in row["checks"]):
+            text += _class_of(known)
         if verdicts:
             text = f"Root causes\n{diagnosis.text(verdicts)}\n\n{text}"
         terminal.show(f"{text}\n")
@@ -90,6 +92,8 @@ class ActionModule(ActionBase):
             shared = {"planned": shared["planned"]}
         matrix = matrix_judge.of_run(args["hosts"], known, shared, self._task.check_mode, files.now())
         text = matrix_judge.told(matrix, [shared[key] for key in ("planned", "pod_rounds") if key in shared])
+        if any(row["gbit_per_s"] is not None for row in matrix["tests"]):
+            text += _class_of(known)
         terminal.show(f"{text}\n")
         texts = {}
         if args["json_file"]:
@@ -107,13 +111,18 @@ class ActionModule(ActionBase):
     def _of_nccl_job(self, args, task_vars):
         facts = fleet.facts(task_vars, args["hosts"])
         nodes = [{"host": host, "facts": of_host} for host, of_host in zip(args["hosts"], facts)]
-        findings = nccl_job.findings(nodes, args["job"])
+        job = args["job"]
+        if job["networks"] is None:
+            variables = fleet.each(task_vars, args["hosts"][:1], fleet.READ)[0]["variables"]
+            job["networks"], span = nccl_job.rail_networks(nodes, variables)
+            job["address_range"] = job["address_range"] or span
+        findings = nccl_job.findings(nodes, job)
         if findings:
             terminal.show(f"{core_text.four_facts(findings)}\n")
             what = f"{core_text.count(len(findings), 'problem')} with the nccl-tests job"
             return {"failed": True, "msg": f"{what}; nothing was written. Each is listed above."}
         # The controller tags the values it templates; YAML needs plain ones.
-        objects = json.loads(json.dumps(nccl_job.objects(nodes, args["job"])))
+        objects = json.loads(json.dumps(nccl_job.objects(nodes, job)))
         text = JOB_HEADER + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
         if args["file"]:
             return self._write({pathlib.Path(args["file"]): text})
@@ -177,17 +186,6 @@ class ActionModule(ActionBase):
             return {}
         return self._write({args["json_file"]: files.as_json({"query": args["query"], **answers})})
 
-    def _of_networks(self, args, task_vars):
-        read = fleet.each(task_vars, args["hosts"], args["variables"].get("read", "read"))
-        nodes = [{"host": host, **of_host["networks"]} for host, of_host in zip(args["hosts"], read)]
-        networks = nad_lint.from_objects(args["objects"], nad_lint.files_by_name(nodes))
-        findings = at(core_text.names(args["hosts"]), nad_lint.lint(networks, nodes, args["cluster"]))
-        if not findings:
-            return {"findings": []}
-        terminal.show(f"{core_text.four_facts(findings)}\n")
-        what = f"{core_text.count(len(findings), 'finding')} about networks of pods"
-        return {"failed": True, "findings": findings, "msg": f"{what}; each is listed above"}
-
     def _of_capture(self, args, _task_vars):
         return self._write({args["file"]: files.capture_text(args["fixture"])})
 
@@ -241,6 +239,14 @@ def _known(args, task_vars, needed="") -> tuple[list[dict], dict]:
     shared = {key: task_vars[name] for key, name in args["variables"].items() if task_vars.get(name)}
     shared["node"] = {"variables": task_vars[fleet.READ]["variables"]}
     return fleet.nodes(task_vars, args["hosts"], names, needed), shared
+
+
+def _class_of(known) -> str:
+    """The traffic class that was measured."""
+    nodes = [of_host["node"] for of_host in known if "node" in of_host]
+    facts = [node.get("facts") or node["read"].get("ansible_facts", {}).get("rdma") for node in nodes]
+    told = fabric_plan.told(fabric_plan.of(nodes[0]["variables"]["fabric_plan"]), list(filter(None, facts)))
+    return f"\n\n{told}" if told else ""
 
 
 def _of_plans(of_host: dict, planned: dict | None, ports: dict | None) -> dict:

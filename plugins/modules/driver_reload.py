@@ -26,7 +26,7 @@ options:
       - V(reloaded) reloads the driver. Run V(planned) first, since it does not check what depends on the driver.
       - V(restored) restores what an earlier reload has lost and not restored.
     type: str
-    required: true
+    default: planned
     choices: [planned, reloaded, restored]
   change:
     description:
@@ -187,7 +187,7 @@ def apply(changes, given: dict | None, timeout: int, run, root: str = "/"):
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "required": True, "choices": ["planned", "reloaded", "restored"]},
+            "state": {"type": "str", "default": "planned", "choices": ["planned", "reloaded", "restored"]},
             "change": {"type": "str"},
             "activation": {"type": "str", "choices": ["auto", "reload", "reboot"], "default": "auto"},
             "signed": {"type": "bool"},

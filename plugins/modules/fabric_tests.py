@@ -117,7 +117,9 @@ networks:
   type: dict
 results:
   description: For each end that this node had C(id), C(role), C(ok), C(error), C(counters) (by how much each rose);
-    for clients C(seconds), C(command), C(output) and, of C(ib_write_bw), C(gbps) and C(mb_per_s) too.
+    C(by_priority), what its NIC counted (bytes, pause frames and drops by priority), null where the driver does not;
+    for clients C(seconds), C(command), C(output) and, of C(ib_write_bw), C(gbps) and C(mb_per_s) too; of C(rping)
+    C(tos), the class that rdma_cm takes by default, where it is configured.
   returned: O(state=finished)
   type: list
   elements: dict

@@ -336,6 +336,15 @@ ansible_facts:
               type: str
             reason: {description: C(automatic) or C(named)., type: str}
             lacks: {description: 'Which evidence of a rail a named one lacks, or null.', type: str}
+        shared_subnets:
+          description:
+            - Subnets of more than one rail, each with C(network) and its C(rails). By default Linux sends through one
+              rail of them only.
+            - A rail has C(index), C(netdev), C(pci), C(mac), C(management), C(address), what takes effect of
+              C(arp_ignore) and C(arp_announce), and C(leaves_by), the interface that the address is sent from.
+          type: list
+          elements: dict
+          returned: with subset rails
         not_rails:
           description: What is no rail. Each port of an HCA that is none, cards and GPUs that leave a number empty, and
             names without an HCA.
@@ -400,6 +409,12 @@ ansible_facts:
             C(evidence) (null without an NVIDIA GPU).
           type: dict
           returned: with subset gpudirect
+        gpu_initiated:
+          description: What GPU-initiated RDMA needs (IBGDA, NCCL GIN, GDAKI), null without an NVIDIA GPU. C(running)
+            and C(configured) options of the NVIDIA driver, C(stray) lines of modprobe.d that miss it, C(gdrdrv),
+            C(peermem), and C(ways) by name with C(works) and what is C(missing), each C(need) with its C(why).
+          type: dict
+          returned: with subset gpudirect
         modules:
           description: Modules by name, each with C(loaded), C(builtin), C(available), C(persisted) (paths that load
             it at boot) and C(blocked_by) (C(path), C(line), C(text)).
@@ -416,7 +431,8 @@ ansible_facts:
           type: dict
           returned: with subset initramfs
         owned_files:
-          description: Files of this collection on the node by path, each with C(mode) and C(content).
+          description: Files of this collection on the node, and C(/etc/nccl.conf), by path, each with C(mode) and
+            C(content).
           type: dict
           returned: with subset owned_files
         unfinished:

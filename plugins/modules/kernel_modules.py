@@ -46,6 +46,13 @@ options:
     type: str
     choices: [auto, peermem, dmabuf, "off"]
     default: auto
+  gpu_initiated:
+    description:
+      - Whether the NVIDIA driver's options for GPU-initiated RDMA are written on a node with an NVIDIA GPU.
+      - They count from the next boot, which RV(reboot_reasons) asks for. V(report) removes what V(write) wrote.
+    type: str
+    choices: [report, write]
+    default: report
 seealso:
   - module: gpufabric.rdma.rdma_netns
   - module: gpufabric.rdma.initramfs
@@ -128,12 +135,13 @@ def main() -> None:
             },
             "ipoib": {"type": "str", "choices": ["auto", "always", "never"], "default": "auto"},
             "gpudirect": {"type": "str", "choices": ["auto", "peermem", "dmabuf", "off"], "default": "auto"},
+            "gpu_initiated": {"type": "str", "choices": ["report", "write"], "default": "report"},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,
     )
     root = module.params["root"]
-    wanted = {key: module.params[key] for key in ("required", "ipoib", "gpudirect")}
+    wanted = {key: module.params[key] for key in ("required", "ipoib", "gpudirect", "gpu_initiated")}
 
     def run(argv):
         return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])

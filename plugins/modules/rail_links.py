@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rail_links
-short_description: Set MTU and link state of single RDMA NICs, now and at boot
+short_description: Set MTU, link state and routes by source of RDMA NICs, now and at boot
 version_added: 0.1.0
 description:
   - Manages MTU and link state of NICs that nothing else configures, keyed by PCI address or MAC, because names change
@@ -16,7 +16,10 @@ description:
   - Refuses a NIC that management uses (a default route, an SSH session, the address of k3s), even below a bond or a
     bridge.
   - An empty list removes the unit and the script and leaves the running values unchanged.
+  - Of rails in one subnet, Linux sends through one and answers ARP on any. With O(source_routes), each gets a table and
+    a rule for its addresses, C(arp_ignore=1) and C(arp_announce=2). Without it, our rules and tables are removed.
 extends_documentation_fragment:
+  - gpufabric.rdma.reading.rails
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
 author:
@@ -33,6 +36,14 @@ options:
       mac: {description: MAC address of the NIC., type: str}
       mtu: {description: The MTU; left alone when not given., type: int}
       up: {description: Set the link administratively up. It is never set down., type: bool, default: false}
+  source_routes:
+    description: Whether rails that share a subnet each send through their own NIC.
+    type: bool
+    default: false
+  software_hcas:
+    description: Whether software HCAs (C(rdma_rxe), C(siw)) may be automatic rails.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -42,6 +53,10 @@ EXAMPLES = r"""
       - pci: "0000:3b:00.0"
         mtu: 9000
         up: true
+
+- name: Rails of one subnet, each through its own NIC
+  gpufabric.rdma.rail_links:
+    source_routes: true
 """
 
 RETURN = r""" # """
@@ -51,21 +66,23 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED, LINK_TARGET, plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, running, systemctl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import UNITS, enabled, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
-SUBSET = ["hcas", "owned_files", "!gids"]
+SUBSET = ["hcas", "rails", "owned_files", "!gids"]
 NET = "/sys/class/net"
 IFF_UP = 0x1
+_NO_ROUTES = (enabled(paths.OWN_ROUTES_UNIT)[0], "unlink")
 
 
-def read(root: str) -> dict:
-    tree = Tree(root)
-    facts = gather(tree, Seams.of(tree), SUBSET)
-    facts["links_enabled"] = tree.readlink(ENABLED) == LINK_TARGET
+def read(params: dict) -> dict:
+    tree = Tree(params["root"])
+    facts = gather(tree, Seams.of(tree), SUBSET, params["software_hcas"], params["rails"])
+    facts["enabled"] = [unit for unit in UNITS if tree.readlink(enabled(unit)[0]) == enabled(unit)[1]]
     return facts
 
 
@@ -82,11 +99,19 @@ def set_running(change: Change, root: str) -> None:
 
 
 def apply(changes, root: str, run):
-    running = [change for change in changes if change.object.startswith("NIC ")]
-    yield from apply_units(root, [change for change in changes if change not in running], run)
-    for change in running:
-        set_running(change, root)
-        yield change
+    live = [change for change in changes if change.object.startswith("NIC ")]
+    routes = os.path.basename(paths.OWN_ROUTES_UNIT)
+    if running(root) and any((change.object, change.action) == _NO_ROUTES for change in changes):
+        systemctl(run, routes, "stop", routes)
+    by_source = [change for change in live if change.object.endswith(" source route")]
+    yield from apply_units(root, [change for change in changes if change not in live], run, starting=bool(by_source))
+    for change in live:
+        if change not in by_source:
+            set_running(change, root)
+            yield change
+    if by_source:
+        systemctl(run, routes, "restart", routes)
+        yield from by_source
 
 
 def main() -> None:
@@ -105,15 +130,18 @@ def main() -> None:
                 "mutually_exclusive": [("pci", "mac")],
                 "required_one_of": [("pci", "mac")],
             },
+            "source_routes": {"type": "bool", "default": False},
+            "rails": RAILS,
+            "software_hcas": {"type": "bool", "default": False},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,
     )
     root = module.params["root"]
-    wanted = {"settings": module.params["settings"]}
+    wanted = {name: module.params[name] for name in ("settings", "source_routes")}
     converge(
         module,
-        read=lambda: read(root),
+        read=lambda: read(module.params),
         plan=lambda facts: plan(facts, wanted, root),
         apply=lambda changes: apply(changes, root, module.run_command),
     )

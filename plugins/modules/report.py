@@ -34,15 +34,13 @@ options:
         low.
       - V(saved) writes C(report.html), C(report.json) and C(report.xml) (JUnit) from files of results.
       - V(facts) prints what nodes have and what is wrong with them, or with O(query) what each answers.
-      - V(networks) compares NetworkAttachmentDefinitions, from a cluster or from files, with interfaces, routes and
-        files of the nodes, and fails with what would make a pod hang. It looks at all plugins of a chain.
       - V(capture) writes what M(gpufabric.rdma.hca_facts) captured.
       - V(drift) marks where a comparison begins and ends, for the callback plugin P(gpufabric.rdma.drift#callback).
       - V(text) prints O(text) without its control characters, and V(warning) as a warning.
       - V(findings) fails with O(findings), and passes when there is none.
     type: str
     required: true
-    choices: [verification, matrix, nccl_job, nccl_log, saved, facts, networks, capture, drift, text, warning, findings]
+    choices: [verification, matrix, nccl_job, nccl_log, saved, facts, capture, drift, text, warning, findings]
   hosts:
     description:
       - Hosts to report on. For V(verification) all of the play; one without C(read) fails its check.
@@ -54,8 +52,8 @@ options:
     description:
       - Names of variables. Of each host C(read), as M(gpufabric.rdma.plan) takes it; for V(facts) C(node), with
         C(facts) or C(failure) and C(expected_ports). C(started) and C(collected), what M(gpufabric.rdma.fabric_tests)
-        returned. For V(networks) C(read), what M(gpufabric.rdma.node_facts) returned. For V(verification) C(cni), what
-        M(gpufabric.rdma.cni_lint) returned, and C(unasked), why the node's ports were not asked.
+        returned. For V(verification) C(cni), what M(gpufabric.rdma.cni_lint) returned, and C(unasked), why the node's
+        ports were not asked.
       - Of the host that runs the task, for V(verification) C(planned) and C(ports), what M(gpufabric.rdma.plan)
         returned, and with its O(gpufabric.rdma.plan#module:tests) C(paired) and C(pods), for V(matrix) C(planned),
         C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info) returned; and what
@@ -131,6 +129,7 @@ options:
       gpus_per_node: {description: Null takes what each node has., type: int}
       address_range: {description: Null is worked out from the rails., type: str}
       resources: {description: As C(device_plugin_resources)., type: raw}
+      fabric_plan: {description: As C(fabric_plan)., type: raw}
       script: {description: What C(job) runs., type: str}
   log: {description: 'For V(nccl_log), a file on the controller, produced with NCCL_DEBUG=INFO.', type: path}
   minimum_gbyte_per_s: {description: 'For V(nccl_log), the minimum bus bandwidth of the largest size.', type: float}
@@ -139,18 +138,6 @@ options:
       - For V(facts), a JMESPath expression, see U(https://jmespath.org), such as V(hcas[].[name,firmware]). One that
         cannot be evaluated is an error, without O(hosts) too.
     type: str
-  objects:
-    description:
-      - For V(networks), NetworkAttachmentDefinitions, and the IPPools and CIDRPools of nv-ipam that they draw from.
-    type: list
-    elements: dict
-    default: []
-  cluster:
-    description:
-      - For V(networks), C(pod_cidrs), C(service_cidrs), C(shared_resources), C(device_resources), C(pods_per_node) and
-        C(forbidden_masters_allowed). What is omitted is not checked.
-    type: dict
-    default: {}
   fixture: {description: 'For V(capture), the RV(gpufabric.rdma.hca_facts#module:fixture).', type: dict}
 """
 
@@ -171,14 +158,6 @@ EXAMPLES = r"""
     kind: facts
     hosts: "{{ ansible_play_hosts_all }}"
     variables: {node: known}
-  run_once: true
-
-- name: Lint the networks in a Git folder against the nodes
-  gpufabric.rdma.report:
-    kind: networks
-    objects: "{{ lookup('ansible.builtin.file', 'networks.yml') | from_yaml_all | list }}"
-    hosts: "{{ ansible_play_hosts }}"
-    variables: {read: node}
   run_once: true
 
 - name: Ask for consent
@@ -225,7 +204,7 @@ level:
 headline: {description: The first sentence of the page., returned: O(kind=saved), type: str}
 findings:
   description: What is wrong, each with C(host), C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: O(kind=findings) and O(kind=networks), and where O(kind=saved) fails
+  returned: O(kind=findings), and where O(kind=saved) fails
   type: list
   elements: dict
 """

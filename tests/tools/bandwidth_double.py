@@ -1,7 +1,8 @@
 """A double of ib_write_bw for tests: its two ends meet on a TCP port of this machine and print what perftest prints.
 
 It is usr/bin/ib_write_bw in a node's tree. BANDWIDTH_DOUBLE names a JSON file: {"gbit": figure for all tests,
-"rails": {"HCA of the client": figure}, "log": file that gets one line a start and an end}.
+"rails": {"HCA of the client": figure}, "class": a word that it must be given,
+"log": file that gets one line a start and an end}.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def main(words):
     planted = json.loads(pathlib.Path(os.environ["BANDWIDTH_DOUBLE"]).read_text())
     port = int(words[words.index("-p") + 1])
     hca = words[words.index("-d") + 1]
+    if planted.get("class") not in (None, *words):
+        return 2
     client = not words[-2].startswith("-D")
     if not client:
         with socket.create_server(("127.0.0.1", port), reuse_port=True) as server:

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import pathlib
+import subprocess
 import tarfile
 
 import pytest
@@ -106,6 +107,36 @@ def test_what_management_uses(nodes, used, on, steps, undo, wanted):
         for step in undo:
             nodes[on].run(step)
     assert not wanted & used()
+
+
+@pytest.fixture
+def one_subnet(nodes):
+    """Rail 1 of node2 has an address in the subnet of rail 0 too."""
+    nodes[1].check_output("ip address add 10.77.1.102/24 dev eth3")
+    yield "10.77.1.102"
+    nodes[1].check_output("ip address del 10.77.1.102/24 dev eth3")
+
+
+def test_an_address_in_another_rails_subnet_leaves_by_its_own_nic_once_asked(nodes, one_subnet):
+    def set_routes(on):
+        options = f"source_routes={on} software_hcas=true"
+        inventory = LIBRARY.parents[2] / "inventory/lab"
+        words = ["ansible", "node2", "-i", inventory, "-b", "-m", "gpufabric.rdma.rail_links", "-a", options]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.split()[2]
+
+    def leaves_by():
+        return nodes[1].check_output(f"ip route get 10.77.1.1 from {one_subnet}").split("dev ")[1].split()[0]
+
+    try:
+        assert (leaves_by(), set_routes("true"), leaves_by()) == ("eth2", "CHANGED", "eth3")
+        assert set_routes("true") == "SUCCESS"
+        nodes[1].check_output("systemctl restart gpufabric-rdma-routes")
+        assert leaves_by() == "eth3"
+        assert nodes[1].check_output(f"ping -c 3 -I {one_subnet} 10.77.1.1").count("bytes from") == 3
+    finally:
+        assert (set_routes("false"), leaves_by()) == ("CHANGED", "eth2")
 
 
 def test_switchdev_if_the_kernel_has_a_driver_that_offers_it(nodes):

@@ -13,7 +13,7 @@ REDACTED = "removed by capture"
 # Modules that facts may read.
 MODULE = re.compile(r"mlx|^ib_|^iw_|rdma|rxe|^siw|nvidia|nv_peer|nv-p2p|hfi1|irdma|^efa|^bnxt_re|^erdma|^mana")
 # Module options that facts read.
-_OPTIONS = {("ib_core", "netns_mode")}
+_OPTIONS = {("ib_core", "netns_mode"), ("nvidia", "NVreg_EnableStreamMemOPs"), ("nvidia", "NVreg_RegistryDwords")}
 _BLACKLISTS = ("modprobe.blacklist", "module_blacklist")
 _LOADS = ("modules-load", "modules_load")
 _ASSIGNMENTS = ("LimitMEMLOCK", "DefaultLimitMEMLOCK", "PrivateNetwork", "Type", "PIDFile", "Slice", "ExecStart")
@@ -116,4 +116,6 @@ def _is_read(module: str, option: str) -> bool:
 def _cut(word: str) -> str:
     """option=value with at most enough of the value to tell yes from no."""
     option, equals, value = word.partition("=")
+    if option.endswith("RegistryDwords"):
+        return f"{option}={''.join(re.findall('PeerMappingOverride=[0-9]+;?', value))}"
     return f"{option}{equals}{value.strip(_QUOTES)[:2]}"

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, with_directive
-from ..hca import paths
+from ..hca import gpu_initiated, paths
 from .gpudirect import REFUSED, Diagnosis, diagnose
 from .initramfs import mark_stale
 
 PEERMEM = "nvidia_peermem"
 PEERMEM_SOFTDEP = f"softdep {PEERMEM} pre: nvidia ib_uverbs"
 _NVIDIA = "10de"
+_NVIDIA_OPTIONS = "options nvidia"
 NO, AT_BOOT, NOW = "no", "at boot", "now"
 
 # Package that usually contains a module missing from the kernel, by distribution family.
@@ -27,7 +28,8 @@ _PROVIDERS = {
 
 
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: required (names), ipoib (auto|always|never), gpudirect (auto|peermem|dmabuf|off).
+    """wanted: required (names), ipoib (auto|always|never), gpudirect (auto|peermem|dmabuf|off), gpu_initiated
+    (report|write).
 
     driver_changes: the driver is changed first in this run, so the doctor's verdict is not final.
     """
@@ -56,8 +58,31 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
         made.not_verified.append(f"modules {', '.join(missing)} are not loaded: {offline}")
 
     plan_file(made, facts, paths.OWN_MODULES_LOAD, HEADER + "".join(f"{name}\n" for name in names))
-    _plan_softdep(facts, peermem != NO, root, made)
+    _plan_modprobe(facts, peermem != NO, _nvidia_options(facts, wanted, offline, made), root, made)
     return made
+
+
+def _nvidia_options(facts: dict, wanted: dict, offline: str | None, made: Plan) -> str | None:
+    """Our line for GPU-initiated RDMA, with what others have set kept; it counts from the next load of the driver."""
+    state = facts.get("gpu_initiated")
+    if not state or wanted.get("gpu_initiated") != "write":
+        return None
+    for line in state["overridden"]:
+        step = "remove the option there, or set kernel_modules_gpu_initiated: report"
+        made.finding("options of nvidia", "those for GPU-initiated RDMA to count", f"{_where(line)}, read later", step)
+    dwords = {**gpu_initiated.dwords(state["foreign_dwords"]), gpu_initiated.PEER_KEY: "1"}
+    whys = {each["need"]: each["why"] for way in state["ways"].values() for each in way["missing"]}
+    left = {whys.get(need) for need in gpu_initiated.WAYS["ibgda"]} - {None, gpu_initiated.UNKNOWN}
+    if gpu_initiated.IGNORED in left:
+        made.notes.append("the NVIDIA driver has loaded without the options written before this boot: see dmesg")
+    elif left and offline:
+        made.not_verified.append(f"the NVIDIA driver's options count from its next load: {offline}")
+    elif left and state["loaded"]:
+        made.reboot_reasons.append(
+            "The loaded NVIDIA driver lacks the options for GPU-initiated RDMA, which are written for the next boot."
+        )
+    joined = "".join(f"{key}={value};" for key, value in dwords.items())
+    return f'{_NVIDIA_OPTIONS} {gpu_initiated.OPTIONS[0]}=1 {gpu_initiated.OPTIONS[1]}="{joined}"'
 
 
 def _older_cards(facts: dict) -> list[str]:
@@ -187,11 +212,14 @@ def _unavailable(name: str, node: dict, made: Plan) -> None:
     )
 
 
-def _plan_softdep(facts: dict, peermem: bool, root: str, made: Plan) -> None:
-    """At boot nvidia_peermem fails for good when it loads before the modules it registers with."""
+def _plan_modprobe(facts: dict, peermem: bool, options: str | None, root: str, made: Plan) -> None:
+    """Our modprobe.d file: at boot nvidia_peermem fails for good when it loads before the modules it registers with.
+
+    options: the line for the NVIDIA driver, or None.
+    """
     owned = facts["owned_files"].get(paths.OWN_MODPROBE)
-    if not owned and not peermem:
+    if not owned and not peermem and not options:
         return
-    content = owned["content"] if owned else ""
-    text = with_directive(content, f"softdep {PEERMEM}", PEERMEM_SOFTDEP if peermem else None)
+    text = with_directive(owned["content"] if owned else "", f"softdep {PEERMEM}", PEERMEM_SOFTDEP if peermem else None)
+    text = with_directive(text, _NVIDIA_OPTIONS, options)
     mark_stale(made, facts, plan_file(made, facts, paths.OWN_MODPROBE, text), root)

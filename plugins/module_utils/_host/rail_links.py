@@ -1,8 +1,8 @@
-"""MTU and link state of single NICs, now and at boot, keyed by what does not change: PCI address or MAC.
+"""MTU and link state of single NICs, and routes by source for rails that share a subnet: now and at boot.
 
-PRIVATE to the collection. Pure: facts and options in, Plan out. At boot a unit with a small script does it, never
-a .link file: udev applies the first .link file that matches, so ours would replace the naming policy and rename the
-NIC, and the node might not come back.
+PRIVATE to the collection. Pure: facts and options in, Plan out. NICs are keyed by what does not change, PCI address or
+MAC. At boot units with a small script do it, never a .link file: udev applies the first .link file that matches, so
+ours would replace the naming policy and rename the NIC, and the node might not come back.
 """
 
 from __future__ import annotations
@@ -13,27 +13,40 @@ from .._core.units import NIC_SANDBOX
 from ..hca import paths
 from ..hca.netdevs import GUID, IPOIB, same_address
 
-# The link that `systemctl enable` would create.
-ENABLED = "/etc/systemd/system/multi-user.target.wants/gpufabric-rdma-links.service"
-LINK_TARGET = "../gpufabric-rdma-links.service"
-
-_UNIT = (
-    HEADER
-    + f"""[Unit]
-Description=MTU and link-up of RDMA NICs
-After=openibd.service rdma-hw.target
-Before=network-online.target
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/bin/sh {paths.OWN_LINKS_SCRIPT}
-{NIC_SANDBOX}RestrictAddressFamilies=AF_UNIX
-
+# The tables and the priority of the rules by source: a table for each rail, before the main one.
+TABLES, _PRIORITY = 48600, 4860
+# Answer ARP only for the interface's own addresses, and ask with its own.
+ARP = {"arp_ignore": 1, "arp_announce": 2}
+_INSTALL = """
 [Install]
 WantedBy=multi-user.target
 """
-)
+_SERVICE = f"""
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+{NIC_SANDBOX}""".rstrip()
+_LINKS = f"""{HEADER}[Unit]
+Description=MTU and link-up of RDMA NICs
+After=openibd.service rdma-hw.target
+Before=network-online.target
+{_SERVICE}
+ExecStart=/bin/sh {paths.OWN_LINKS_SCRIPT}
+RestrictAddressFamilies=AF_UNIX
+{_INSTALL}"""
+# Routes need addresses; what configures these drops routes that it does not know when it starts again.
+_ROUTES = f"""{HEADER}[Unit]
+Description=Routes by source for RDMA NICs in one subnet
+Wants=network-online.target
+After=network-online.target systemd-networkd.service NetworkManager.service networking.service
+PartOf=systemd-networkd.service NetworkManager.service networking.service
+{_SERVICE}
+ExecStart=/bin/sh {paths.OWN_LINKS_SCRIPT} routes
+ExecStop=/bin/sh {paths.OWN_LINKS_SCRIPT} unroute
+ProcSubset=all
+RestrictAddressFamilies=AF_UNIX AF_NETLINK AF_INET AF_INET6
+{_INSTALL}"""
+UNITS = {paths.OWN_LINKS_UNIT: _LINKS, paths.OWN_ROUTES_UNIT: _ROUTES}
 _SCRIPT = """
 # set_link FINDER KEY MTU UP: an empty MTU leaves it alone. Drivers take their time at boot, so a NIC is waited for; one
 # that never shows up fails the unit, not the others.
@@ -84,52 +97,113 @@ by_address() {
         esac
     done
 }
-"""
+# route_by_source FINDER KEY TABLE: what an address of the NIC sends leaves by the NIC, and only the NIC answers for it.
+# networkd and netplan leave rules of the protocol `kernel` alone.
+route_by_source() {
+    unroute "$3"
+    netdevs=$("$1" "$2")
+    [ -n "$netdevs" ] || failed=1
+    for netdev in $netdevs; do
+        echo 1 >"/proc/sys/net/ipv4/conf/$netdev/arp_ignore" || failed=1
+        echo 2 >"/proc/sys/net/ipv4/conf/$netdev/arp_announce" || failed=1
+        for family in -4 -6; do
+            ip $family route show table main dev "$netdev" | sed 's/ linkdown//; s/ dead//' | while read -r route; do
+                case $route in fe80:* | multicast*) continue ;; esac
+                # shellcheck disable=SC2086
+                ip $family route replace $route dev "$netdev" table "$3" || exit 1
+            done || failed=1
+            ip $family -o address show dev "$netdev" scope global | while read -r _index _name _kind address _rest; do
+                ip $family rule add from "${address%%/*}" table "$3" priority PRIORITY protocol kernel || exit 1
+            done || failed=1
+        done
+    done
+}
+unroute() {
+    for family in -4 -6; do
+        while ip $family rule del table "$1" 2>/dev/null; do :; done
+        ip $family route flush table "$1" 2>/dev/null
+    done
+}
+""".replace("PRIORITY", str(_PRIORITY))
+
+
+def enabled(unit: str) -> tuple[str, str]:
+    """(path, target) of the link that `systemctl enable` would create."""
+    folder, _slash, name = unit.rpartition("/")
+    return f"{folder}/multi-user.target.wants/{name}", f"../{name}"
 
 
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: settings (items pci|mac, mtu, up)."""
+    """wanted: settings (items pci|mac, mtu, up), source_routes (whether rails in one subnet get routes by source)."""
     made = Plan()
     settings = [_normal(setting) for setting in wanted["settings"]]
+    rails = [rail for subnet in facts.get("shared_subnets", ()) for rail in subnet["rails"]]
+    rails = rails if wanted.get("source_routes") else []
     chosen = []
     for setting in settings:
         netdev = _find(facts, setting, made)
         if netdev:
-            _refuse_management(setting, netdev, made)
+            _refuse_management(f"{netdev['name']} ({_key(setting)})", netdev, "rail_links_settings", made)
             chosen.append((setting, netdev))
     _refuse_twice(chosen, made)
+    for rail in rails:
+        netdev = {"name": rail["netdev"], "management": rail["management"]}
+        _refuse_management(f"{rail['netdev']} (rail {rail['index']})", netdev, "discovery_rails", made)
     if made.findings:
         return made
-    if not settings:
-        if _enabled(facts):
-            made.change(ENABLED, "unlink", LINK_TARGET, "")
-        plan_removal(made, facts, paths.OWN_LINKS_UNIT)
-        plan_removal(made, facts, paths.OWN_LINKS_SCRIPT)
-        return made
-
     offline = kernel_out_of_reach(facts, root)
     for setting, netdev in chosen:
         _plan_running(setting, netdev, offline, made)
-    plan_file(made, facts, paths.OWN_LINKS_SCRIPT, script(settings))
-    plan_file(made, facts, paths.OWN_LINKS_UNIT, _UNIT)
-    if not _enabled(facts):
-        made.change(ENABLED, "link", "", LINK_TARGET)
+    for rail in rails:
+        _plan_source(rail, offline, made)
+    if settings or rails:
+        plan_file(made, facts, paths.OWN_LINKS_SCRIPT, script(facts, settings, rails))
+    _plan_unit(facts, paths.OWN_LINKS_UNIT, bool(settings), made)
+    _plan_unit(facts, paths.OWN_ROUTES_UNIT, bool(rails), made)
+    if not settings and not rails:
+        plan_removal(made, facts, paths.OWN_LINKS_SCRIPT)
     return made
 
 
-def script(settings: list[dict]) -> str:
-    calls = []
+def _plan_unit(facts: dict, unit: str, needed: bool, made: Plan) -> None:
+    """The unit and its link. The module reads the links; with facts alone, the unit file implies its link."""
+    link, target = enabled(unit)
+    is_enabled = unit in facts.get("enabled", facts["owned_files"])
+    if needed:
+        plan_file(made, facts, unit, UNITS[unit])
+        if not is_enabled:
+            made.change(link, "link", "", target)
+        return
+    if is_enabled:
+        made.change(link, "unlink", target, "")
+    plan_removal(made, facts, unit)
+
+
+def script(facts: dict, settings: list[dict], rails: list[dict]) -> str:
+    links = []
     for setting in settings:
-        finder, key = ("by_pci", setting["pci"]) if setting["pci"] else ("by_mac", setting["mac"])
-        if finder == "by_mac" and len(key) == IPOIB:
-            finder, key = "by_guid", key[-GUID:]
-        calls.append(f'set_link {finder} {key} "{setting["mtu"] or ""}" {int(setting["up"])}\n')
-    return "".join([HEADER, _SCRIPT, *calls, "exit $failed\n"])
+        key = _finder(setting["pci"], setting["mac"])
+        links.append(f'    set_link {key} "{setting["mtu"] or ""}" {int(setting["up"])}\n')
+    tables = {rail["index"]: (_rail_key(facts, rail), TABLES + rail["index"]) for rail in rails}
+    calls = {
+        "routes": [f"    route_by_source {key} {table}\n" for key, table in tables.values()],
+        "unroute": [f"    unroute {table}\n" for _key, table in tables.values()],
+        "*": links,
+    }
+    cases = "".join(f"{word})\n{''.join(lines)}    ;;\n" for word, lines in calls.items())
+    return f"{HEADER}{_SCRIPT}case ${{1-}} in\n{cases}esac\nexit $failed\n"
 
 
-def _enabled(facts: dict) -> bool:
-    """The module checks the link; with facts alone, the unit file implies its link."""
-    return facts.get("links_enabled", paths.OWN_LINKS_UNIT in facts["owned_files"])
+def _finder(pci: str | None, mac: str) -> str:
+    if pci:
+        return f"by_pci {pci}"
+    return f"by_guid {mac[-GUID:]}" if len(mac) == IPOIB else f"by_mac {mac}"
+
+
+def _rail_key(facts: dict, rail: dict) -> str:
+    """By PCI address, unless ports of one function share it."""
+    beside = [address for address, _netdev in _netdevs(facts) if address == rail["pci"]]
+    return _finder(rail["pci"] if len(beside) == 1 else None, rail["mac"])
 
 
 def _normal(setting: dict) -> dict:
@@ -185,13 +259,13 @@ def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
     return None
 
 
-def _refuse_management(setting: dict, netdev: dict, made: Plan) -> None:
+def _refuse_management(name: str, netdev: dict, variable: str, made: Plan) -> None:
     if netdev["management"]:
         made.finding(
-            f"NIC {netdev['name']} ({_key(setting)})",
+            f"NIC {name}",
             "a NIC that node management does not depend on",
             f"{netdev['name']} carries {netdev['management']}",
-            "set its MTU where the node's network is configured, and remove it from rail_links_settings",
+            f"set it where the node's network is configured, and remove it from {variable}",
         )
 
 
@@ -215,3 +289,17 @@ def _plan_running(setting: dict, netdev: dict, offline: str | None, made: Plan) 
         made.change(f"NIC {name} MTU", "set", str(netdev["mtu"]), str(mtu))
     if setting["up"] and not up:
         made.change(f"NIC {name} link", "set", "down", "up")
+
+
+def _plan_source(rail: dict, offline: str | None, made: Plan) -> None:
+    """The unit sets all of it. IPv6 has no sysctls for ARP."""
+    name = f"NIC {rail['netdev']} source route"
+    if offline or rail["leaves_by"] is None:
+        why = offline or f"the kernel has no route from {rail['address']} (is the link up?)"
+        made.not_verified.append(f"{name} is set at boot only: {why}")
+        return
+    arp = [(sysctl, rail[sysctl], least) for sysctl, least in ARP.items() if rail[sysctl] is not None]
+    if rail["leaves_by"] != rail["netdev"] or any(value < least for _sysctl, value, least in arp):
+        before = [f"by {rail['leaves_by']}", *(f"{sysctl} {value}" for sysctl, value, _least in arp)]
+        after = [f"by {rail['netdev']}", *(f"{sysctl} {max(value, least)}" for sysctl, value, least in arp)]
+        made.change(name, "set", ", ".join(before), ", ".join(after))

@@ -78,7 +78,7 @@ FILES = (
     "/usr/local/libexec/gpufabric-rdma-vfs",
 )
 # Written by roles of the host layer, which a reset leaves alone.
-_HOST_LAYER = (paths.OWN_LINKS_UNIT,)
+_HOST_LAYER = (paths.OWN_LINKS_UNIT, paths.OWN_ROUTES_UNIT)
 # Folders that are removed once they are empty.
 EMPTY = (
     f"{k3s.DIRECTORY}/config.yaml.d",

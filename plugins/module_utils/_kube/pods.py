@@ -85,7 +85,7 @@ def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
     """Each RDMA resource of a node, or class of a rail that it offers over DRA, with its attachment, in the rails'
     order.
 
-    host: host, rails (index, hca, port, netdev, link_layer, kind, char_devices), netdevs. networks: as
+    host: host, rails (index, hca, port, netdev, link_layer, kind, char_devices, traffic_class), netdevs. networks: as
     nad_lint.from_objects gives them. Each rail comes with `networks`, those that the node itself has on its netdev.
     """
     known = [{**rail, "networks": _own_networks(host["netdevs"].get(rail["netdev"]))} for rail in host["rails"]]
@@ -454,6 +454,7 @@ def ends_of(pod: dict, answer):
             "hca_kind": rail["kind"],
             "link_layer": rail["link_layer"],
             "gid": gid_index(answer["gids"], rail["hca"], ip),
+            "traffic_class": rail.get("traffic_class"),
         }
 
 
@@ -505,7 +506,8 @@ def _verbs(client: dict, server: dict, ports: dict) -> list[dict]:
 def _test(tool: str, client: dict, server: dict, address, port: int) -> dict:
     def side(end):
         gid = None if end["link_layer"] == "InfiniBand" else end["gid"]
-        return {**{key: end[key] for key in ("pod", "host", "hca", "port", "ip", "interface")}, "gid": gid}
+        kept = ("pod", "host", "hca", "port", "ip", "interface", "traffic_class")
+        return {**{key: end[key] for key in kept}, "gid": gid}
 
     place = "the node's network" if client["kind"] == "host" else client["interface"] or "verbs alone"
     return {

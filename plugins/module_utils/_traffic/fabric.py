@@ -29,8 +29,9 @@ def client_command(test: dict, seconds: int) -> list[str]:
 
 def _bandwidth(test: dict, side: dict, seconds: int) -> list[str]:
     gid = [] if side["gid"] is None else ["-x", str(side["gid"])]
+    tclass = [] if side.get("traffic_class") is None else [f"--tclass={side['traffic_class']}"]
     return [
-        *("ib_write_bw", "-d", side["hca"], "-i", str(side["port"]), *gid, "-p", str(test["tcp_port"])),
+        *("ib_write_bw", "-d", side["hca"], "-i", str(side["port"]), *gid, *tclass, "-p", str(test["tcp_port"])),
         *("-F", "-s", str(_MESSAGE), "-D", str(seconds)),
     ]
 

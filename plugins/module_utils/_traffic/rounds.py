@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from .._core.files import write
 from ..hca import Tree, counters
+from ..hca.seams import Seams
 from . import fabric
 
 STATE = "run/gpufabric-rdma-tests"
@@ -25,6 +26,7 @@ _KEPT = 2000
 # perftest takes a moment to listen; the client then retries once a second.
 _FIRST, _AGAIN = 0.3, 1.0
 _GIVEN_UP = 124
+_DEFAULT_TOS = "/sys/kernel/config/rdma_cm/{hca}/ports/{port}/default_roce_tos"
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -81,37 +83,51 @@ def command(step: dict, seconds: int, path: str = TOOL) -> list[str]:
 # --- the rounds -------------------------------------------------------------------------------------------------------
 
 
-def run(rounds: list[dict], options: dict, tree: Tree, clock=time) -> list[dict]:
+def run(rounds: list[dict], options: dict, tree: Tree, clock=time, seams: Seams | None = None) -> list[dict]:
     """Effect: run the rounds; results of this node's ends, in round order.
 
     rounds: [{order, steps: [{id, role, test}]}]. options: seconds, round_seconds, grace_seconds, tool.
     """
     start = clock.monotonic()
+    seams = seams or Seams.of(tree)
     results = []
     for part in rounds:
         deadline = start + options["grace_seconds"] + (part["order"] + 1) * options["round_seconds"]
         with ThreadPoolExecutor(max_workers=len(part["steps"])) as pool:
-            results += pool.map(lambda step, until=deadline: _step(step, until, options, tree, clock), part["steps"])
+            results += pool.map(
+                lambda step, until=deadline: _step(step, until, options, (tree, seams), clock), part["steps"]
+            )
     return results
 
 
-def _step(step: dict, deadline: float, options: dict, tree: Tree, clock) -> dict:
-    side = step["test"][step["role"]]
-    before = counters.read(tree, side["hca"], side["port"], side["netdev"])
+def _step(step: dict, deadline: float, options: dict, node: tuple[Tree, Seams], clock) -> dict:
+    side, tree = step["test"][step["role"]], node[0]
+    before, sent = _counted(side, *node)
     argv = command(step, options["seconds"], options["tool"])
     if step["role"] == "server":
         outcome = _server(argv, deadline, clock)
     else:
         outcome = _client(argv, step["test"]["tool"], deadline, options, clock)
-    after = counters.read(tree, side["hca"], side["port"], side["netdev"])
+    clock.sleep(counters.refresh_seconds(tree, side["hca"], side["port"]))
+    after, sent_since = _counted(side, *node)
+    tos = tree.read(_DEFAULT_TOS.format(**side)) if step["test"]["tool"] == "rping" else None
     return {
         "id": step["id"],
         "role": step["role"],
         **outcome,
+        **({} if tos is None else {"tos": tos}),
+        # None where the NIC's driver does not tell priorities apart.
+        "by_priority": counters.rises(sent, sent_since) if sent and sent_since else None,
         "counters": counters.rises(before, after),
         "counters_read": bool(before and after),
         "counters_stopped": counters.saturated(before),
     }
+
+
+def _counted(side: dict, tree: Tree, seams: Seams) -> tuple[dict, dict]:
+    """(counters of the port, those of its NIC by priority)."""
+    statistics = seams.statistics(side["netdev"]) if side["netdev"] else None
+    return counters.read(tree, side["hca"], side["port"], side["netdev"]), counters.by_priority(statistics)
 
 
 def _left(deadline: float, clock) -> float:

@@ -1,12 +1,14 @@
-"""Error and congestion counters of an RDMA port, and the CPU frequency governors that bandwidth depends on.
+"""Error and congestion counters of an RDMA port, what its NIC counts by priority, and the CPU frequency governors.
 
 Sources: Documentation/ABI/stable/sysfs-class-infiniband (counters and hw_counters),
 Documentation/ABI/testing/sysfs-class-net-statistics, drivers/infiniband/sw/rxe/rxe_hw_counters.c; sizes of the
-counters: InfiniBand Architecture Specification, volume 1, 16.1.3.5 (PortCounters).
+counters: InfiniBand Architecture Specification, volume 1, 16.1.3.5 (PortCounters); names by priority:
+Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Optional
 
 from . import paths
@@ -85,6 +87,13 @@ STOPS = {
 }
 
 
+# Bytes, pause frames and drops by priority, and what concerns all priorities.
+_BY_PRIORITY = re.compile(
+    r"[rt]x_(prio[0-7]_(bytes|pause|(buf_|cong_)?discards?)|global_pause)|rx_discards_phy|tx_pause_storm_\w+_events"
+)
+_LIFESPAN_MS, _LONGEST_MS = 10, 1000
+
+
 def read(tree: Tree, hca: str, port: int, netdev: Optional[str] = None) -> dict[str, int]:
     """{name: value} of the counters above that this port has; empty where none can be read."""
     base = f"{paths.INFINIBAND}/{hca}/ports/{port}"
@@ -99,6 +108,19 @@ def read(tree: Tree, hca: str, port: int, netdev: Optional[str] = None) -> dict[
                 if text and text.isdecimal():
                     found[prefix + name] = int(text)
     return found
+
+
+def by_priority(statistics: Optional[dict[str, int]]) -> dict[str, int]:
+    """Those of a NIC's statistics that tell priorities apart; empty where its driver has none, as for soft-RoCE."""
+    if not any(name.startswith("tx_prio") for name in statistics or ()):
+        return {}
+    return {name: value for name, value in (statistics or {}).items() if _BY_PRIORITY.fullmatch(name)}
+
+
+def refresh_seconds(tree: Tree, hca: str, port: int) -> float:
+    """How old hw_counters may be: the kernel asks the hardware anew only after this time."""
+    text = tree.read(f"{paths.INFINIBAND}/{hca}/ports/{port}/hw_counters/lifespan") or ""
+    return min(int(text) if text.isdecimal() else _LIFESPAN_MS, _LONGEST_MS) / 1000
 
 
 def rises(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from . import driver, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci
+from . import driver, gpu_initiated, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci, subnets
 from . import hcas as devices
 from . import node as machine
 from . import rails as fabric
@@ -65,7 +65,7 @@ def gather(
     catalogue = (
         modules.Catalogue(tree, kernel) if needs_devices or wanted & {"driver", "gpudirect", "modules"} else None
     )
-    lines = modprobe.statements(tree) if needs_devices or wanted & {"subsystem", "modules"} else []
+    lines = modprobe.statements(tree) if needs_devices or wanted & {"subsystem", "modules", "gpudirect"} else []
     gpus = pci.gpus(tree, functions)
     network = Network(tree, seams) if needs_devices else None
     found = devices.hcas(tree, network, "gids" in wanted, functions) if network else []
@@ -83,6 +83,7 @@ def gather(
             )
         if "rails" in wanted:
             facts["rails"], facts["not_rails"] = fabric.rails(tree, found, gpus, rails, software_hcas, functions)
+            facts["shared_subnets"] = subnets.shared(tree, seams, found, facts["rails"])
     if wanted & {"gpus", "pci"}:
         facts["gpus"] = gpus
     if "subsystem" in wanted:
@@ -91,6 +92,7 @@ def gather(
         facts["driver"] = driver.state(tree, catalogue, seams)
     if "gpudirect" in wanted:
         facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, seams)
+        facts["gpu_initiated"] = gpu_initiated.state(tree, gpus, lines)
     if "modules" in wanted:
         facts["modules"] = modules.state(tree, modules.NAMES, catalogue=catalogue, lines=lines)
     if "limits" in wanted:
@@ -104,9 +106,10 @@ def gather(
 
 
 def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
-    """{path: {mode: "0644", content: text}} of every file that the collection owns on the node."""
+    """{path: {mode: "0644", content: text}} of every file that the collection owns on the node, and of nccl.conf."""
     tree = tree.snapshot()
-    candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT]
+    candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.NCCL_CONF]
+    candidates += [paths.OWN_LINKS_UNIT, paths.OWN_ROUTES_UNIT, paths.OWN_LINKS_SCRIPT]
     system = "/etc/systemd/system"
     for name in tree.listdir(system):
         if name.endswith(".service.d") and paths.OWN_DROP_IN in tree.listdir(f"{system}/{name}"):

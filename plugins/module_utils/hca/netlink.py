@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 _GET_ROUTE, _GET_RULE = 26, 34
-_REQUEST_DUMP = 0x301  # NLM_F_REQUEST, NLM_F_ROOT, NLM_F_MATCH
+_REQUEST, _REQUEST_DUMP = 0x1, 0x301  # NLM_F_REQUEST; with NLM_F_ROOT, NLM_F_MATCH
 _ERROR, _DONE = 2, 3
 _HEADER = struct.Struct("=IHHII")
 _BODY = struct.Struct("=8BI")  # rtmsg and fib_rule_hdr: family, lengths, …, table, …, type or action; flags
-_OIF, _MULTIPATH, _TABLE = 4, 9, 15  # RTA_
+_DST, _FROM, _OIF, _MULTIPATH, _TABLE = 1, 2, 4, 9, 15  # RTA_
 _SRC, _IIF, _MARK, _OUT, _L3MDEV = 2, 3, 10, 17, 19  # FRA_
 _UNICAST, _TO_TABLE = 1, 1  # RTN_UNICAST, FR_ACT_TO_TBL
 _SECONDS = 5
@@ -57,6 +57,19 @@ def rules() -> Optional[list[dict[str, Any]]]:
     return found
 
 
+def egress(source: str, destination: str) -> Optional[str]:
+    """The netdev by which this node sends from one of its addresses to another one's; None without a route."""
+    ends = [ipaddress.ip_address(address) for address in (destination, source)]
+    family = socket.AF_INET if ends[0].version == 4 else socket.AF_INET6
+    bits = ends[0].max_prefixlen
+    body = _BODY.pack(family, bits, bits, 0, 0, 0, 0, 0, 0)
+    for kind, address in zip((_DST, _FROM), ends):
+        body += struct.pack("=HH", 4 + len(address.packed), kind) + address.packed
+    for _body, attributes in _messages(_GET_ROUTE, _REQUEST, body):
+        return _name(_number(attributes.get(_OIF)))
+    return None
+
+
 def _number(data: Optional[bytes]) -> int:
     return int.from_bytes(data or b"", "little")
 
@@ -87,20 +100,25 @@ def _attributes(data: bytes) -> dict[int, bytes]:
 
 def _dump(kind: int) -> list[tuple[tuple[int, ...], dict[int, bytes]]]:
     """(fixed part, attributes) of each message of both families. OSError where the kernel refuses or is silent."""
+    families = (_BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) for family in (socket.AF_INET, socket.AF_INET6))
+    return [message for body in families for message in _messages(kind, _REQUEST_DUMP, body)]
+
+
+def _messages(kind: int, flags: int, body: bytes) -> list[tuple[tuple[int, ...], dict[int, bytes]]]:
+    """What the kernel answers to a request: all messages of a dump, one of any other."""
     found = []
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as channel:
-            channel.settimeout(_SECONDS)
-            body = _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
-            channel.send(_HEADER.pack(_HEADER.size + len(body), kind, _REQUEST_DUMP, 1, 0) + body)
-            done = False
-            while not done:
-                data = channel.recv(1 << 18)
-                while len(data) >= _HEADER.size:
-                    length, message, _flags, _sequence, _port = _HEADER.unpack_from(data)
-                    done = done or message in (_ERROR, _DONE)
-                    if message == kind - 2:  # RTM_NEW…
-                        fixed = _BODY.unpack_from(data, _HEADER.size)
-                        found.append((fixed, _attributes(data[_HEADER.size + _BODY.size : length])))
-                    data = data[max((length + 3) & ~3, _HEADER.size) :]
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as channel:
+        channel.settimeout(_SECONDS)
+        channel.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)
+        done = False
+        while not done:
+            data = channel.recv(1 << 18)
+            done = flags == _REQUEST
+            while len(data) >= _HEADER.size:
+                length, message, _flags, _sequence, _port = _HEADER.unpack_from(data)
+                done = done or message in (_ERROR, _DONE)
+                if message == kind - 2:  # RTM_NEW…
+                    fixed = _BODY.unpack_from(data, _HEADER.size)
+                    found.append((fixed, _attributes(data[_HEADER.size + _BODY.size : length])))
+                data = data[max((length + 3) & ~3, _HEADER.size) :]
     return found

@@ -49,7 +49,10 @@ OWN_MODULES_LOAD = "/etc/modules-load.d/gpufabric-rdma.conf"
 # kmod sorts by file name over all directories and the last option wins: zz- sorts ours last.
 OWN_MODPROBE = "/etc/modprobe.d/zz-gpufabric-rdma.conf"
 OWN_DROP_IN = "10-gpufabric-rdma.conf"
+# Others may have written it: ours begins with HEADER.
+NCCL_CONF = "/etc/nccl.conf"
 OWN_LINKS_UNIT = "/etc/systemd/system/gpufabric-rdma-links.service"
+OWN_ROUTES_UNIT = "/etc/systemd/system/gpufabric-rdma-routes.service"
 OWN_LINKS_SCRIPT = "/usr/local/libexec/gpufabric-rdma-links"
 # What a run has begun on the node and recorded there; whoever ends it removes the record.
 RECORDS = {

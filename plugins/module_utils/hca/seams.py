@@ -20,12 +20,16 @@ from .tree import Tree
 _SIOCGIFCONF = 0x8912
 _SIOCGIFNETMASK = 0x891B
 _IFREQ = 40  # sizeof(struct ifreq) on 64-bit Linux
+_SIOCETHTOOL = 0x8946
+_GET_STRINGS, _GET_STATISTICS, _GET_COUNT = 0x1B, 0x1D, 0x37  # ETHTOOL_GSTRINGS, _GSTATS, _GSSET_INFO
+_STATISTICS, _NAME = 1, 32  # ETH_SS_STATS, ETH_GSTRING_LEN
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # a login shell's PATH may lack the first one
 RECORDED = "/.seams.json"
 
 
 class Seams:
-    """modinfo of a zstd-compressed module, the rpm database, IPv4 addresses, the machine name, and what routes packets.
+    """modinfo of a zstd-compressed module, the rpm database, IPv4 addresses, the machine name, what routes packets, and
+    what a NIC's driver counts.
 
     Each returns None when it cannot know. `forks` counts the processes started: none on a Debian node.
     """
@@ -39,11 +43,15 @@ class Seams:
         routes: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None,
         rules: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None,
         sessions: Optional[Callable[[Tree], list[str]]] = None,
+        egress: Callable[[str, str], Optional[str]] = lambda source, destination: None,
+        statistics: Callable[[str], Optional[dict[str, int]]] = lambda netdev: None,
     ):
         self.forks = 0
+        self._egress = egress
         self._routes = routes
         self._rules = rules
         self._sessions = sessions or ssh_addresses
+        self._statistics = statistics
         self._modinfo = modinfo
         self._rpm = rpm
         self._addresses = addresses
@@ -55,6 +63,8 @@ class Seams:
         seams = cls(addresses=_ipv4_addresses, machine=lambda: os.uname().machine)
         seams._routes = lambda: _asked(netlink.routes)
         seams._rules = lambda: _asked(netlink.rules)
+        seams._egress = lambda source, destination: _asked(lambda: netlink.egress(source, destination))
+        seams._statistics = lambda netdev: _asked(lambda: driver_statistics(netdev))
         seams._sessions = lambda tree: ssh_addresses(tree, own_session(tree))
         seams._modinfo = lambda path: _modinfo_fields(seams._run("modinfo", "-0", path))
         seams._rpm = lambda: seams._run("rpm", "-qa", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n")
@@ -63,7 +73,8 @@ class Seams:
     @classmethod
     def recorded(cls, mapping: dict[str, Any]) -> Seams:
         """What a capture wrote: {addresses: {netdev: [cidr]}, modinfo: {path: {field: value}}, rpm: text, machine,
-        routes and rules: rows of `ip -j`, sessions: [address]}. Without sessions they are read from the tree's files.
+        routes and rules: rows of `ip -j`, sessions: [address], egress: {source address: netdev}, statistics: {netdev:
+        {name: value}}}. Without sessions they are read from the tree's files.
         """
         modinfo = mapping.get("modinfo") or {}
         sessions = mapping.get("sessions")
@@ -75,6 +86,8 @@ class Seams:
             routes=lambda: mapping.get("routes"),
             rules=lambda: mapping.get("rules"),
             sessions=lambda tree: ssh_addresses(tree) if sessions is None else sessions,
+            egress=lambda source, destination: (mapping.get("egress") or {}).get(source),
+            statistics=(mapping.get("statistics") or {}).get,
         )
 
     @classmethod
@@ -121,6 +134,14 @@ class Seams:
         """The node's addresses at which SSH connections end."""
         return self._sessions(tree)
 
+    def egress(self, source: str, destination: str) -> Optional[str]:
+        """The netdev by which the kernel sends from an address of this node; None where only files tell."""
+        return self._egress(source, destination)
+
+    def statistics(self, netdev: str) -> Optional[dict[str, int]]:
+        """What the netdev's driver counts, as `ethtool -S` shows it; None where it cannot be asked."""
+        return self._statistics(netdev)
+
     def _run(self, *argv: str) -> Optional[str]:
         self.forks += 1
         environment = {"PATH": _PATH, "LC_ALL": "C"}
@@ -166,6 +187,30 @@ def _ipv4_addresses() -> Optional[dict[str, list[str]]]:
             return found
     except (OSError, ValueError):
         return None
+
+
+def driver_statistics(netdev: str) -> dict[str, int]:
+    """{name: value} over SIOCETHTOOL (include/uapi/linux/ethtool.h); OSError where the driver counts nothing itself."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+
+        def ask(fields: bytes, room: int) -> bytes:
+            buffer = array.array("B", fields + bytes(room))
+            request = struct.pack("16sP16x", netdev.encode()[:15], buffer.buffer_info()[0])
+            fcntl.ioctl(sock.fileno(), _SIOCETHTOOL, request)
+            return buffer.tobytes()
+
+        answer = ask(struct.pack("=IIQ", _GET_COUNT, 0, 1 << _STATISTICS), 4)
+        _command, _reserved, known, count = struct.unpack("=IIQI", answer)
+        if not known:
+            return {}
+        # The kernel writes as many as there are by then, whatever the buffer holds: a driver adds some with a queue.
+        room = 2 * count + 4096
+        names = ask(struct.pack("=III", _GET_STRINGS, _STATISTICS, count), room * _NAME)[12:]
+        values = ask(struct.pack("=II", _GET_STATISTICS, count), room * 8)[8:]
+    texts = [
+        names[at : at + _NAME].split(b"\0", 1)[0].decode("ascii", "replace") for at in range(0, count * _NAME, _NAME)
+    ]
+    return dict(zip(texts, struct.unpack_from(f"={count}Q", values)))
 
 
 def _asked(call: Callable[[], Any]) -> Any:

@@ -11,7 +11,8 @@ from typing import Optional
 
 from ...module_utils._core import text as core_text
 from ...module_utils.hca.counters import CONGESTION, KINDS, LINK, TRANSPORT
-from .._verify import pairs
+from .._preflight import fabric_plan
+from .._verify import pairs, traffic_class
 from . import expect
 from . import plan as matrix_plan
 
@@ -29,7 +30,8 @@ def document(plans: list[dict], results: dict, nodes: dict, options: dict, at: s
     """The matrix document.
 
     plans: as _matrix.plan.plan gives them. results: {test id: {client: result, server: result}}. nodes: {host:
-    {governors}}. options: minimum_percent, peer_percent, check_mode. at: UTC time, RFC 3339.
+    {governors}}. options: minimum_percent, peer_percent, check_mode, plans (fabric_plan by host).
+    at: UTC time, RFC 3339.
     """
     tests = []
     for plan in plans:
@@ -61,6 +63,7 @@ def of_run(hosts: list[str], known: list[dict], shared: dict, check_mode: bool, 
     options = {
         **matrix_plan.settings(nodes),
         "hosts": hosts,
+        "plans": {node["host"]: fabric_plan.of(node["variables"]["fabric_plan"]) for node in nodes},
         "failures": dict(zip(hosts, failures)),
         "check_mode": check_mode,
     }
@@ -118,6 +121,7 @@ def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, o
         "counters": rose,
         "counters_not_read": unread,
         "counters_stopped": stopped,
+        "class_not_verified": "",
     }
     if figure is None:
         verdict, reason = _unmeasured(test, result, options)
@@ -136,9 +140,19 @@ def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, o
                 + (_likely(test, expected, rose, carries, nodes) or "no fact about the two nodes explains it")
             )
         verdict = OUTLIER if slow or broken else OK
+    problems, row["class_not_verified"] = _class(test, result, options)
+    if problems:
+        verdict, reasons = OUTLIER, [*reasons, *(f"{problem.seen}: {problem.next_step}" for problem in problems)]
     if broken and not any("error counters rose" in reason for reason in reasons):
         reasons.append(f"error counters rose: {', '.join(broken)}")
     return {**row, "verdict": verdict, "reason": "; ".join(reasons)}
+
+
+def _class(test: dict, result: dict, options: dict) -> tuple:
+    """(what is wrong with the traffic class that the test rode, why that is not known)."""
+    client = test["client"]
+    plan = options["plans"].get(client["host"]) if client["traffic_class"] is not None else None
+    return traffic_class.judge(plan, test, result) if plan else ([], "")
 
 
 def _counters(result: dict) -> tuple:
@@ -220,6 +234,7 @@ def _alone(end: dict, path: str) -> dict:
         "counters": {},
         "counters_not_read": ["from", "to"],
         "counters_stopped": [],
+        "class_not_verified": "",
     }
 
 
@@ -249,6 +264,9 @@ def table(document: dict) -> str:
         chosen = [row for row in document["tests"] if row["verdict"] == verdict]
         if chosen:
             parts.append(f"{title}\n" + "\n".join(_lines(chosen)))
+    unclear = [{**row, "reason": row["class_not_verified"]} for row in document["tests"] if row["class_not_verified"]]
+    if unclear:
+        parts.append("Traffic class not verified\n" + "\n".join(_lines(unclear)))
     shown = [row for row in document["tests"] if row["verdict"] == OK and row["counters"]]
     if shown:
         lines = [core_text.wrapped(f"  {_name(row)}  ", _rises(row), "    ") for row in shown]

@@ -85,6 +85,7 @@ def known(node: dict) -> dict:
         "address": variables["verification_address"] or node["address"],
         "tools": read["tools"],
         "base_port": variables["matrix_port"],
+        "fabric_plan": variables["fabric_plan"],
         # A captured tree lacks the tool; that reason is enough.
         "runs": True,
         "in_use": read["in_use"],

@@ -14,7 +14,9 @@ import re
 from ...module_utils._core import text
 from ...module_utils._core.change import Finding, at
 from .._core.addresses import netaddr
-from .._preflight.networks import shared_resources
+from .._core.rails import network_rails
+from .._preflight import fabric_plan
+from .._preflight import networks as network_plan
 
 NAME = "gpufabric-all-reduce"
 JOB, MPIJOB = "job", "mpijob"
@@ -22,6 +24,26 @@ _PORT = 29500  # torchrun's own default
 _SCRIPTS = "/opt/gpufabric"
 _SECONDS = 1800
 _PINNED = re.compile(r"@sha256:[0-9a-f]{64}$")
+
+
+def rail_networks(nodes: list[dict], variables: dict) -> tuple[list[str], str | None]:
+    """What the role networks plans for the rails: (NAMESPACE/NAME in the order of the rails, the smallest network that
+    holds all of their subnets, None where a subnet is not known). variables: networks_* of the play.
+    """
+    known = [{"host": node["host"], "rails": network_rails(node["facts"])} for node in nodes]
+    planned = [item for item in network_plan.wanted(variables, known)[0] if item.get("rail") is not None]
+    planned.sort(key=lambda item: item["rail"])
+    subnets = [item.get("subnet") for item in planned]
+    return [f"{item['namespaces'][0]}/{item['name']}" for item in planned], None if None in subnets else _span(subnets)
+
+
+def _span(subnets: list[str]) -> str | None:
+    if not subnets:
+        return None
+    span = netaddr.IPNetwork(subnets[0])
+    while not all(netaddr.IPNetwork(subnet) in span for subnet in subnets):
+        span.prefixlen -= 1
+    return str(span.cidr)
 
 
 def findings(nodes: list[dict], options: dict) -> list[dict]:
@@ -43,6 +65,10 @@ def findings(nodes: list[dict], options: dict) -> list[dict]:
             add("rails", "a rail or more", "none", "run playbooks/discover.yml to see why", node["host"])
         if not (options["gpus_per_node"] or node["facts"]["gpus"]):
             add("GPUs", "a GPU or more", "the facts show none", "set nccl_tests_gpus_per_node", node["host"])
+    roce = [node for node in nodes if "Ethernet" in {rail["link_layer"] for rail in network_rails(node["facts"])}]
+    if roce and not options["networks"]:
+        step = "set networks_rails: true, or name them in nccl_tests_networks: without one a pod has no GID"
+        add("variable nccl_tests_networks", "a network for each RoCE rail", "none", step)
     rails = {rail["hca"] for node in nodes for rail in node["facts"]["rails"]}
     for node in nodes:
         own = {rail["hca"] for rail in node["facts"]["rails"]}
@@ -58,41 +84,22 @@ def environment(nodes: list[dict], options: dict) -> dict:
     """The variables that all ranks get. No GID index: it differs from pod to pod."""
     ports = {(rail["hca"], rail["port"]): rail["index"] for node in nodes for rail in node["facts"]["rails"]}
     names = [f"{hca}:{port}" for hca, port in sorted(ports, key=lambda key: (ports[key], key))]
-    span = options["address_range"] or address_range(nodes)
+    layers = {rail["link_layer"] for node in nodes for rail in network_rails(node["facts"])}
     return {
         "NCCL_DEBUG": "INFO",
         # `=` matches these names exactly, not as prefixes.
         "NCCL_IB_HCA": f"={','.join(names)}",
-        **({"NCCL_IB_ADDR_RANGE": span} if span else {}),
+        **({"NCCL_IB_ADDR_RANGE": options["address_range"]} if options["address_range"] else {}),
         "NCCL_SOCKET_IFNAME": "eth0",
+        **fabric_plan.environment(fabric_plan.of(options["fabric_plan"]), layers),
     }
-
-
-def address_range(nodes: list[dict]):
-    """The smallest IPv4 network that holds the networks of all rails; None for rails without IP addresses."""
-    networks = [
-        netaddr.IPNetwork(address)
-        for node in nodes
-        for hca in node["facts"]["hcas"]
-        if hca["name"] in {rail["hca"] for rail in node["facts"]["rails"]}
-        for netdev in hca["netdevs"]
-        if isinstance(netdev["addresses"], list)
-        for address in netdev["addresses"]
-        if ":" not in address
-    ]
-    if not networks:
-        return None
-    span = netaddr.IPNetwork(networks[0])
-    while not all(network in span for network in networks):
-        span.prefixlen -= 1
-    return str(span.cidr)
 
 
 def objects(nodes: list[dict], options: dict) -> list[dict]:
     """Namespace and what the job consists of.
 
     options: form, image, namespace, networks, gpus_per_node, address_range, resources (as device_plugin_resources),
-    script (the text of all_reduce.py, for the form job).
+    script (the text of all_reduce.py, for the form job), fabric_plan.
     """
     gpus = options["gpus_per_node"] or min(len(node["facts"]["gpus"]) for node in nodes)
     workload = _job if options["form"] == JOB else _mpijob
@@ -102,7 +109,7 @@ def objects(nodes: list[dict], options: dict) -> list[dict]:
 
 def _worker(nodes: list[dict], gpus: int, options: dict, labels: dict, command: list[str] | None) -> dict:
     """The template of the pods that hold GPUs and rails, one on a node."""
-    rails = dict.fromkeys(shared_resources(options["resources"], [node["facts"] for node in nodes]), "1")
+    rails = dict.fromkeys(network_plan.shared_resources(options["resources"], [node["facts"] for node in nodes]), "1")
     container = {
         "name": "worker",
         "image": options["image"],

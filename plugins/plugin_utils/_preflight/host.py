@@ -21,6 +21,7 @@ from ...module_utils.hca import node as hca_node
 from ...module_utils.hca import rails
 from .._bundle import driver as driver_bundle
 from .._findings import catalogue
+from . import fabric_plan
 
 _NO_EXPORT = "take it out: a policy is imported (import_policy), no longer written"
 _NO_BACKUP = "take it out: k3s saves and restores its datastore itself, as docs/cluster.md says under Save the cluster"
@@ -193,6 +194,7 @@ def values(variables: dict, options: dict) -> list[Finding]:
     resources = variables.get("device_plugin_resources")
     if resources is not None and not config.is_known(resources):
         found.append(_odd("device_plugin_resources", config.WANTED, _short(resources)))
+    found += fabric_plan.findings(variables)
     odd = [item for item in variables.get("discovery_rails") or () if len(item.keys() - {"port"}) != 1]
     if odd:
         found.append(_odd("discovery_rails", "items with exactly one of hca, pci, netdev and mac", _short(odd)))
@@ -327,6 +329,7 @@ def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tu
         for rail in facts.get("rails") or ()
         if rail.get("lacks")
     ]
+    notes += _one_subnet(facts, variables)
     findings += _system(facts)
     findings += _driver(facts, variables, bundle)
     findings += _hcas(facts, variables)
@@ -337,6 +340,18 @@ def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tu
     findings += named
     findings += _expected_ports(facts, variables)
     return findings, notes
+
+
+def _one_subnet(facts: dict, variables: dict) -> list[str]:
+    if variables["rail_links_source_routes"]:
+        return []
+    shared = [(subnet["network"], subnet["rails"]) for subnet in facts.get("shared_subnets") or ()]
+    return [
+        f"rails {core_text.listing(str(rail['index']) for rail in rails)} share {network}: Linux sends through one of "
+        "them; give each a subnet, or set rail_links_source_routes: true"
+        for network, rails in shared
+        if any(rail["leaves_by"] not in (rail["netdev"], None) for rail in rails)
+    ]
 
 
 def _system(facts: dict) -> list[Finding]:
@@ -509,7 +524,8 @@ PLANNED = {
     "kernel_modules": "verbs need these modules, now and at boot",
     "rdma_netns": "the RDMA netns mode should be {rdma_netns_mode}, now and at boot",
     "limits": "containers inherit locked memory and start order from it",
-    "rail_links": "rail_links_settings",
+    "rail_links": "rail_links_settings, rail_links_source_routes",
+    "fabric": "jobs ride the traffic class of fabric_plan",
 }
 
 
@@ -549,6 +565,7 @@ def plans(facts: dict, variables: dict) -> dict:
                 "required": variables["kernel_modules_required"],
                 "ipoib": variables["kernel_modules_ipoib"],
                 "gpudirect": variables["kernel_modules_gpudirect"],
+                "gpu_initiated": variables["kernel_modules_gpu_initiated"],
                 "driver_changes": _changes_driver(variables),
             },
             root,
@@ -556,7 +573,12 @@ def plans(facts: dict, variables: dict) -> dict:
         "limits": memlock.plan(
             facts, {"services": variables["limits_services"], "memlock": variables["limits_memlock"]}, root
         ),
-        "rail_links": rail_links.plan(facts, {"settings": variables["rail_links_settings"]}, root),
+        "rail_links": rail_links.plan(
+            facts,
+            {"settings": variables["rail_links_settings"], "source_routes": variables["rail_links_source_routes"]},
+            root,
+        ),
+        "fabric": fabric_plan.on_node(facts, variables)[0],
     }
 
 

@@ -8,6 +8,7 @@ node; then its spec is empty and Multus reads the configuration of the same name
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -289,23 +290,16 @@ def config(item: dict, master, ranges=None, taken=()) -> dict:
         # Each pod then sets its own, as "ips" in its networks annotation.
         made["capabilities"] = {"ips": True}
     made["ipam"] = _ipam(item, ranges, taken)
-    return made
+    if not item.get("source_route"):
+        return made
+    return {**{key: made.pop(key) for key in ("cniVersion", "name")}, "plugins": [made, {"type": "sbr"}]}
 
 
 # --- objects and files ------------------------------------------------------------------------------------------------
 
 
-def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resources=None) -> dict:
-    """Everything the role renders.
-
-    variables: the networks_* of the play. nodes, in the order that numbers their address blocks: host, number, rails
-    (index, netdev, link_layer), netdevs {name: {addresses}}. hosts: the names of all nodes; where some of them are not
-    among nodes (not in this run, or failed in it), `complete` is false, and objects made from those that are would be
-    wrong for the others. Returns attachments, networks (what the linter reads), objects, files {host: {network name:
-    text}}, problems and notes.
-    """
-    away = [host for host in hosts if host not in {node["host"] for node in nodes}]
-    total = len(nodes) + len(away)
+def wanted(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dict], list[Finding], list[str]]:
+    """The user's attachments and those of the rails, with all that defaults give: (attachments, problems, notes)."""
     attachments = [_normal(item, variables) for item in variables["networks_attachments"]]
     findings: list[Finding] = []
     notes: list[str] = []
@@ -319,7 +313,23 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
     for item in attachments:
         if item["ipam"] == "auto":
             item["ipam"] = _default_ipam(variables, item)
+    return attachments, findings, notes
+
+
+def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resources=None) -> dict:
+    """Everything the role renders.
+
+    variables: the networks_* of the play. nodes, in the order that numbers their address blocks: host, number, rails
+    (index, netdev, link_layer), netdevs {name: {addresses}}. hosts: the names of all nodes; where some of them are not
+    among nodes (not in this run, or failed in it), `complete` is false, and objects made from those that are would be
+    wrong for the others. Returns attachments, networks (what the linter reads), objects, files {host: {network name:
+    text}}, problems and notes.
+    """
+    away = [host for host in hosts if host not in {node["host"] for node in nodes}]
+    total = len(nodes) + len(away)
+    attachments, findings, notes = wanted(variables, nodes, resources)
     findings += check(attachments, variables)
+    notes += _one_subnet(attachments)
     made = {
         "attachments": attachments,
         "networks": [],
@@ -340,6 +350,21 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
         _render(item, variables, nodes, total, made, resources)
     made["objects"] = _namespaces(attachments) + made["objects"]
     return made
+
+
+def _one_subnet(attachments: list[dict]) -> list[str]:
+    """Attachments of several NICs in one subnet: a pod that has both sends through one of them."""
+    placed = [
+        (item, as_network(item["subnet"]), item.get("rail", item.get("master")))
+        for item in attachments
+        if item.get("subnet") and as_network(item["subnet"]) is not None and not item.get("source_route")
+    ]
+    return [
+        f"attachments {first[0]['name']} and {second[0]['name']} share a subnet: a pod with both sends through one of "
+        "them; give each a subnet, or set source_route: true on them"
+        for first, second in itertools.combinations(placed, 2)
+        if first[2] != second[2] and (first[1] in second[1] or second[1] in first[1])
+    ]
 
 
 def checked(variables: dict, nodes: list[dict], hosts: Sequence[str], resources, cidrs: tuple) -> dict:
@@ -378,7 +403,11 @@ def node_files(wanted: dict[str, str], there: dict[str, str], directory: str) ->
         for name in sorted(wanted)
         if name in others
     ]
-    names = {f"{OURS}{name}.conf": text for name, text in sorted(wanted.items())}
+    # Multus reads a chain by the end of its file's name.
+    names = {
+        f"{OURS}{name}.conf{'list' if 'plugins' in json.loads(text) else ''}": text
+        for name, text in sorted(wanted.items())
+    }
     left = [name for name in sorted(there) if name.startswith(OURS) and name not in names]
     files = [{"path": f"{directory}/{name}", "content": text} for name, text in names.items()]
     return {"files": files, "absent": [f"{directory}/{name}" for name in left]}, findings

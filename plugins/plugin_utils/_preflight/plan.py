@@ -23,7 +23,7 @@ from .._bundle import cni
 from .._bundle import folder as bundle_folder
 from .._core.rails import dra_rails, network_rails
 from . import bundle as needs
-from . import dra, firewall, host, k3s, networks, rail_map, roles, variables
+from . import dra, fabric_plan, firewall, host, k3s, networks, rail_map, roles, variables
 
 # The host layer as a whole: every variable of every role, the HCAs, and what its roles would change.
 HOST_LAYER = "discovery"
@@ -196,6 +196,8 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
         if {"device_plugin", "networks"} & set(run.roles):
             files = (node.get("networks") or {}).get("files") or {}
             rows += rail_map.moved(facts, typed, node.get("plugin_config"), files)
+        if {"fabric", HOST_LAYER} & set(run.roles):
+            decided["fabric"] = fabric_plan.on_node(facts, typed)[1]
         decided.update(boot_id=facts["node"]["boot_id"], name=name_of(node))
     findings += [{**row, "role": ""} for row in at(node["host"], rows)]
     return decided
@@ -373,6 +375,7 @@ def _networks(nodes: list[dict], run: Run, made: dict) -> None:
     _add(made, "networks", at(", ".join(node["host"] for node in nodes), planned["findings"]))
     made["notes"] += planned["notes"]
     made["networks"] = {key: planned[key] for key in ("objects", "complete", "sriov_config")}
+    made["networks"]["objects"] += fabric_plan.objects(first, [_facts(node) for node in nodes])
     for node in nodes:
         wanted, directory = planned["files"].get(node["host"]) or {}, node["variables"]["networks_multus_conf_dir"]
         files, findings = networks.node_files(wanted, node["networks"]["files"], directory.rstrip("/"))

@@ -106,6 +106,7 @@ def _tiles(judged: list[dict], document: dict) -> list[dict]:
         _rail_tile(judged),
         _tile("Bandwidth", *judge.bandwidth(document.get("matrix"))),
         _tile("Drift", *judge.drift(document.get("drift"))),
+        *_cluster_tile(judged),
     ]
 
 
@@ -136,6 +137,14 @@ def _rail_tile(judged: list[dict]) -> dict:
     level = BAD if active < rails else OPEN if unread or not rails else OK
     rest = f"; {count(unread, 'node')} not read" if unread else ""
     return _tile("Rails", level, f"{active} of {rails}", f"rail ports ACTIVE{rest}")
+
+
+def _cluster_tile(judged: list[dict]) -> list[dict]:
+    """Says why there is nothing about pods."""
+    checks = [item for node in judged for item in node["checks"]]
+    if not checks or any(item["id"].startswith("cluster:") for item in checks):
+        return []
+    return [_tile("Cluster", OK, "no cluster layer", "these nodes were verified without k3s and pods")]
 
 
 def _mark(node: dict) -> dict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .._core.rails import dra_rails, network_rails
+from .._preflight import fabric_plan
 
 
 class Cluster(NamedTuple):
@@ -51,10 +52,12 @@ def host_of(node: dict, cni: dict | None = None) -> dict:
     """
     variables, networks = node["variables"], node["read"]["networks"]
     facts = node["facts"] if "facts" in node else node["read"]["ansible_facts"]["rdma"]
+    plan = fabric_plan.of(variables["fabric_plan"])
+    rails = [{**rail, "traffic_class": fabric_plan.side(plan, rail["link_layer"])} for rail in network_rails(facts)]
     served = [variables[f"device_plugin_{name}"] for name in ("resources", "api", "dra_rails")]
     return {
         "host": node["host"],
-        "rails": network_rails(facts),
+        "rails": rails,
         "dra_rails": list(dra_rails(served[0], facts, *served[1:])),
         **{key: networks[key] for key in ("netdevs", "routes", "files", "tools")},
         **({} if cni is None else {"cni": cni}),

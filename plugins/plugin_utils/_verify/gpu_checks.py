@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from ...module_utils._kube import pods as kube_pods
 from ...module_utils.hca import pci
-from .._findings.checks import NOT_VERIFIED, PASSED, check
+from .._findings import gpu_initiated
+from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 
 RESOURCE, CLASS = "nvidia.com/gpu", "nvidia"
 _OURS = "not ours: this collection installs no GPU layer"
@@ -52,6 +53,19 @@ def gpu_checks(host: str, facts: dict, cluster: dict | None, node: dict | None) 
             )
         )
     return checks
+
+
+def initiated(host: str, facts: dict, ways: list[str]):
+    """A check of each way of GPU-initiated RDMA that the user asks for, on a node with NVIDIA GPUs."""
+    state = facts.get("gpu_initiated")
+    for way in ways if state else ():
+        works = state["ways"][way]["works"]
+        status = {True: PASSED, False: FAILED, None: NOT_VERIFIED}[works]
+        obj, wanted = f"GPU-initiated RDMA by {way} on {host}", "all that it needs of the node"
+        seen, step = (
+            ("it is there", "") if works else (gpu_initiated.seen(state, way), gpu_initiated.next_step(state, way))
+        )
+        yield check(f"gpu_initiated:{way}", obj, status, wanted, seen, step)
 
 
 def _driver(host: str, gpus: list[dict], facts: dict) -> dict:

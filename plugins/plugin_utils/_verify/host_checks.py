@@ -39,9 +39,10 @@ def host_checks(
         "kernel_modules": _modules(facts, plans["kernel_modules"], variables, offline)
         + ([] if offline else _loaded(facts, variables, probe["loaded"], loaded))
         + _devices(facts, variables, probe, offline),
-        "rail_links": _ports(facts, variables),
+        "rail_links": _ports(facts, variables) + _sources(facts),
         "rdma_netns": _netns(facts, variables, offline),
         "limits": _memlock(facts, variables, probe),
+        "fabric": [],
         "device_plugin": _plugins(probe),
     }
     covered = {item["object"] for group in checks.values() for item in group}
@@ -173,6 +174,26 @@ def _port_step(hca: dict, port: dict) -> str:
         return f"check the cable and the switch port; check the link with: ibstat {hca['name']} {port['number']}"
     up = f"; bring the link up with: ip link set {netdev} up" if netdev else ""
     return f"check the cable and the switch port{up}"
+
+
+def _sources(facts: dict) -> list[dict]:
+    """Rails of one subnet: by which NIC the kernel sends from the address of each."""
+    checks = []
+    for subnet in facts["shared_subnets"]:
+        indices = core_text.listing(str(rail["index"]) for rail in subnet["rails"])
+        for rail in subnet["rails"]:
+            netdev, leaves = rail["netdev"], rail["leaves_by"]
+            checks.append(
+                check(
+                    f"source:{rail['address']}",
+                    f"rail {rail['index']} ({netdev}, {rail['address']})",
+                    NOT_VERIFIED if leaves is None else PASSED if leaves == netdev else FAILED,
+                    f"what this address sends leaves by {netdev}",
+                    f"it leaves by {leaves or 'unknown'}; rails {indices} share {subnet['network']}",
+                    "give each rail a subnet, or set rail_links_source_routes: true and " + _SITE,
+                )
+            )
+    return checks
 
 
 def _netns(facts: dict, variables: dict, offline) -> list[dict]:
@@ -342,6 +363,8 @@ def _test(test: dict, results: dict, servers: dict, percents: dict, check_mode: 
         seen = "; ".join(errors) or "no result: one of the two nodes failed or became unreachable"
         return {**judged, "status": FAILED, "seen": seen, "next_step": _fabric_step(test)}
     judged.update(status=PASSED, seen=f"{result['seconds']} s")
+    if "tos" in result:
+        judged["seen"] += f", with ToS {result['tos']}, rdma_cm's default on {client['host']}"
     judged["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
     if tool == "ib_write_bw":
         judged["seen"] += f", {result['mb_per_s']} MB/s" + (f" ({result['note']})" if result.get("note") else "")

@@ -13,9 +13,10 @@ from ...module_utils._kube import pods as kube_pods
 from .._core import fleet
 from .._findings import diagnosis
 from .._findings.checks import FAILED, NOT_VERIFIED, check
+from .._preflight import fabric_plan
 from .._preflight import host as preflight_host
 from . import cluster as verify_cluster
-from . import gpu_checks, host_checks, pairs, pod_checks
+from . import gpu_checks, host_checks, pairs, pod_checks, traffic_class
 from .cluster import Cluster
 
 _UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/verify.yml again")
@@ -123,6 +124,11 @@ def _fabric(seen: Seen, check_mode: bool):
             servers[test["id"]] = "; ".join(reasons)
     percents = {node["host"]: node["variables"]["verification_bandwidth_minimum_percent"] for node in seen.nodes}
     yield from host_checks.fabric_checks(seen.plan, results, servers, percents, check_mode)
+    plans = {node["host"]: fabric_plan.of(node["variables"]["fabric_plan"]) for node in seen.nodes}
+    for test in seen.plan["tests"]:
+        host = test["client"]["host"]
+        for item in traffic_class.checks(plans.get(host), test, by_test.get(test["id"]) or {}):
+            yield host, item
     if seen.unplanned:
         step = "fix that and run playbooks/verify.yml again"
         yield (
@@ -181,6 +187,7 @@ def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:
     checks = host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode, loaded)
     seen = (node.get("firewall"), node.get("firewall_failure"))
     checks += host_checks.firewall_checks(*seen, node["variables"], check_mode)
+    checks += gpu_checks.initiated(node["host"], facts, node["variables"]["verification_gpu_initiated"])
     return {
         "host": node["host"],
         "facts": {key: facts[key] for key in ("hcas", "rails")},

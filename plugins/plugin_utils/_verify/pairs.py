@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .._core import fleet
 from .._core.addresses import netaddr
+from .._preflight import fabric_plan
 
 TOOLS = ("rping", "ib_write_bw")
 # Nodes start in groups of `forks`; the first ones wait this long for the last ones.
@@ -18,7 +19,8 @@ GRACE_SECONDS = 20
 def ends(node: dict) -> list[dict]:
     """The rails of one node as ends of a test; `reason` says why one cannot be used, `resources` what it keeps busy.
 
-    node: host, facts, address (for handshakes), tools (those it has), base_port, runs (whether it can run anything).
+    node: host, facts, address (for handshakes), tools (those it has), base_port, runs (whether it can run anything),
+    fabric_plan (as the variable has it).
     """
     facts = node["facts"]
     hcas, links = {hca["name"]: hca for hca in facts["hcas"]}, shared_links(facts["hcas"])
@@ -69,6 +71,7 @@ def _end(node: dict, rail: dict, hca: dict) -> dict:
         "kind": hca["kind"],
         "link_layer": port["link_layer"],
         "gbps": _gbps(hca, port),
+        "traffic_class": fabric_plan.side(fabric_plan.of(node.get("fabric_plan")), port["link_layer"]),
         "management": node["address"],
         "tools": node["tools"],
         "networks": {str(netaddr.IPNetwork(address).cidr): str(netaddr.IPNetwork(address).ip) for address in addresses},
@@ -130,6 +133,7 @@ def plan_nodes(nodes: list[dict]) -> dict:
             "address": node["variables"]["verification_address"] or node["address"],
             "tools": node["read"]["probe"]["tools"],
             "base_port": node["variables"]["verification_port"],
+            "fabric_plan": node["variables"]["fabric_plan"],
             "runs": node["read"]["probe"]["char_devices"] is not None,
         }
         for node in wanted
@@ -295,6 +299,7 @@ def side(end: dict, address) -> dict:
         "netdev": end["netdev"],
         "ip": address,
         "gid": gid,
+        "traffic_class": end["traffic_class"],
     }
 
 

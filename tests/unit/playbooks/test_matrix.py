@@ -77,14 +77,17 @@ def test_an_untouched_matrix_names_none_and_says_beforehand_what_it_does(matrix,
     assert not (tmp_path / "node1/run/gpufabric-rdma-tests").exists()
 
 
-def test_exactly_the_throttled_rail_is_named(matrix):
-    code, output, document = matrix({"gbit": 10, "rails": {"node1/rxe1": 0.2}})
+def test_exactly_the_throttled_rail_is_named_in_whatever_class(matrix):
+    planted = {"gbit": 10, "rails": {"node1/rxe1": 0.2}, "class": "--tclass=106"}
+    code, output, document = matrix(planted, fabric_plan="doroce")
     assert code != 0
     assert outliers(document) == {(1, "node1", "node2")}
     assert "1 of the tests are outliers" in output
     slow = next(row for row in document["tests"] if row["verdict"] == "outlier")
     assert slow["expected_from"] == "the median of its peers"
     assert slow["reason"].startswith("0.2 of 10 Gb/s, 50 % wanted")
+    assert all(row["class_not_verified"] for row in sent(document)), "soft-RoCE has no priorities"
+    assert "Traffic class 106" in output
 
 
 def test_three_nodes_meet_pairwise_and_no_node_sends_twice_at_once(matrix, tmp_path):

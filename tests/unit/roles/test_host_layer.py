@@ -6,12 +6,12 @@ import json
 import os
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import enabled
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
 GATE = "Fail without consent or if the node would not come back"
-ROLES = ["rdma_netns", "kernel_modules", "limits", "rail_links"]
+ROLES = ["rdma_netns", "kernel_modules", "limits", "rail_links", "fabric"]
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
     root, _plain = (tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / name) for name in ("node", "plain"))
     hosts = {name: {"discovery_root": str(tmp_path / name)} for name in ("node", "plain")}
     hosts["node"]["rail_links_settings"] = [{"pci": "0000:01:00.1", "mtu": 9000, "up": True}]
+    hosts["node"].update(fabric_plan="doroce", fabric_publish=True)
     before = files(root)
     checked = play(hosts, ROLES, "--check", "--diff")
     assert files(root) == before, "check mode has written something"
@@ -75,8 +76,8 @@ def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
     assert [run[0] for run in (checked, done, again)] == [0, 0, 0], done[2]
     assert changes(done) == changes(checked)
     written = {paths.OWN_MODPROBE, paths.OWN_MODULES_LOAD, paths.own_drop_in("k3s-agent")}
-    written |= {paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT}
-    assert changes(done) >= written | {ENABLED}
+    written |= {paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT, paths.NCCL_CONF}
+    assert changes(done) >= written | {enabled(paths.OWN_LINKS_UNIT)[0]}
     for path in written:
         mode, text = settled[path.lstrip("/")]
         assert (mode, text.startswith(paths.HEADER + "\n")) == (0o644, True), path
@@ -84,7 +85,7 @@ def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
         made = [change["after"].strip() for change in result.get("changes", [])]
         assert [entry["after"].strip() for entry in result.get("diff") or []] == made
     assert (changes(again), again[1]["stats"]["node"]["changed"], files(root)) == (set(), 0, settled)
-    skipped = results(again)["plain"]["Configure MTU and link state"]
+    skipped = results(again)["plain"]["Configure MTU, link state and routes by source"]
     assert skipped["skipped"] is True, "an empty list must cost no remote call"
 
 

@@ -19,6 +19,7 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import rail_links, sriov
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 from ansible_collections.gpufabric.rdma.tests.tools import rendering
 
@@ -222,7 +223,8 @@ EVERY |= {"device_plugin_kubelet_root": "/data/kubelet", "device_plugin_use_cdi"
 UNITS = {
     "guard": render("guard.service.j2"),
     "node_ready": render("node_ready.service.j2"),
-    "links": rail_links._UNIT,
+    "links": rail_links.UNITS[paths.OWN_LINKS_UNIT],
+    "routes": rail_links.UNITS[paths.OWN_ROUTES_UNIT],
     "vfs": sriov._UNIT,
     "plugin": render(PLUGIN),
     **{f"plugin, {name}": render(PLUGIN, **changes) for name, changes in OPTIONS.items()},

@@ -11,6 +11,7 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import expect, judge, schedule
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import fabric_plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pairs
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
@@ -252,7 +253,7 @@ def test_gpu_memory_is_measured_after_host_memory_as_the_facts_and_the_tool_allo
 
 # --- outliers: exactly the planted one is named, with its likely reason -----------------------------------------------
 
-JUDGE = {"minimum_percent": 80, "peer_percent": 50, "hosts": HOSTS, "failures": {}, "check_mode": False}
+JUDGE = {"minimum_percent": 80, "peer_percent": 50, "hosts": HOSTS, "failures": {}, "check_mode": False, "plans": {}}
 
 
 @pytest.fixture
@@ -336,6 +337,20 @@ def test_counters_of_a_fast_and_a_slow_test(four, counter, gbps, reason):
     assert row["reason"] == reason if gbps == 390.0 else row["reason"].count(reason) == 1
     assert row["counters"] == {f"from:{counter}": 3}
     assert f"from:{counter} +3" in judge.table(document), "shown either way"
+
+
+def test_a_fast_test_in_the_wrong_class_is_an_outlier(four):
+    name = "host-rail3-node2-node4"
+    plan, known = planned(four.values()), {"seconds": 1, "by_priority": None}
+    for test in plan["tests"].values():
+        test["client"]["traffic_class"] = 106
+    results = results_of(plan, changes=dict.fromkeys(plan["tests"], known))
+    results[name]["client"]["by_priority"] = {"tx_prio0_bytes": 10**11}
+    plans = dict.fromkeys(four, fabric_plan.of("doroce"))
+    document = judged(plan, results, plans=plans)
+    assert list(rows(document)) == [name]
+    assert all(row["class_not_verified"] for row in document["tests"])
+    assert "Traffic class not verified\n" in judge.table(document)
 
 
 def test_the_governor_and_a_missing_numa_node_are_reasons_of_last_resort(four):
@@ -434,7 +449,7 @@ def test_a_node_that_dropped_out_of_a_run_says_why(four, started, collected, why
     settings = {
         f"matrix_{name}": OPTIONS.get(name, 1) for name in ("host", "minimum_percent", "peer_percent", *OPTIONS)
     }
-    known = [{"node": {"host": host, "variables": settings, "read": {}}} for host in HOSTS]
+    known = [{"node": {"host": host, "variables": {**settings, "fabric_plan": None}, "read": {}}} for host in HOSTS]
     known[0].update(started=started, **({} if collected is None else {"collected": collected}))
     made = judge.of_run(HOSTS, known, {"planned": {"plan": planned(four.values())}}, False, AT)
     assert {row["reason"] for row in made["tests"] if row["from"] == HOSTS[0] and row["to"]} == {why}

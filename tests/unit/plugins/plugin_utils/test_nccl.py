@@ -18,6 +18,7 @@ OPTIONS = {
     "form": "job",
     "resources": "rails",
     "script": "print()\n",
+    "fabric_plan": None,
 }
 MPI = {**OPTIONS, "form": "mpijob"}
 SCRIPT = pathlib.Path(__file__).resolve().parents[4] / "roles/nccl_tests/files/all_reduce.py"
@@ -37,15 +38,38 @@ def test_the_variables_name_the_rails_and_never_a_gid_index(nodes):
         assert [word for word in (*made, "GID_INDEX") if word not in text] == ["GID_INDEX"]
 
 
-def test_the_address_range_holds_every_rail_of_every_node(nodes):
-    for number, one in enumerate(nodes):
-        rails = {rail["hca"]: rail["index"] for rail in one["facts"]["rails"]}
-        for hca in one["facts"]["hcas"]:
-            rail = rails.get(hca["name"])
-            mine = [f"10.56.{rail}.{number + 1}/24", "fe80::1/64"] if rail is not None else []
-            hca["netdevs"] = [{"addresses": mine}]
-    assert job.address_range(nodes) == "10.56.0.0/21"
-    assert job.environment(nodes, {**OPTIONS, "address_range": "10.0.0.0/8"})["NCCL_IB_ADDR_RANGE"] == "10.0.0.0/8"
+def test_the_job_rides_the_class_of_the_plan_on_roce_alone(nodes):
+    planned = {**OPTIONS, "fabric_plan": "oracle"}
+    assert job.environment(nodes, planned) == job.environment(nodes, OPTIONS)
+    for port in [port for node in nodes for hca in node["facts"]["hcas"] for port in hca["ports"]]:
+        port["link_layer"] = "Ethernet"
+    made = job.environment(nodes, planned)
+    assert (made["NCCL_IB_TC"], made["NCCL_GIN_IB_TC"], made["NCCL_IB_SL"]) == ("105", "105", "5")
+
+
+@pytest.mark.parametrize(
+    ("changes", "names", "span"),
+    [
+        ({}, [f"default/rail{index}" for index in range(8)], "10.56.0.0/21"),
+        ({"networks_rails": False}, [], None),
+        (
+            {"networks_attachments": [{"name": "own", "type": "macvlan", "rail": 1, "namespaces": ["of-mine"]}]},
+            ["of-mine/own"],
+            None,
+        ),
+    ],
+)
+def test_roce_rails_get_the_networks_that_are_planned_for_them_and_are_refused_without(
+    nodes, variables, changes, names, span
+):
+    for port in [port for node in nodes for hca in node["facts"]["hcas"] for port in hca["ports"]]:
+        port["link_layer"] = "Ethernet"
+    made = job.rail_networks(nodes, {**variables, **changes})
+    assert made == (names, span)
+    options = {**OPTIONS, "networks": made[0], "address_range": made[1]}
+    objects = {item["object"] for item in job.findings(nodes, options)}
+    assert objects == (set() if names else {"variable nccl_tests_networks"})
+    assert job.environment(nodes, options).get("NCCL_IB_ADDR_RANGE") == span
 
 
 POOLS = [

@@ -40,10 +40,22 @@ def node(number=0, netdevs=("eth2", "eth3"), kind="ether"):
     ({"ipam": {"type": "host-local", "subnet": "10.56.0.0/24"}}, True),
 ])  # fmt: skip
 def test_networks_of_a_git_folder_are_linted_against_the_nodes(changes, wrong):
-    known = {name: {"node": {"networks": node(number)}} for number, name in enumerate(("node1", "node2"))}
-    objects = {"objects": [pitfall_world.network(**{"master": "eth2", **changes})], "hosts": [*known]}
-    said = act("report", {"kind": "networks", "variables": {"read": "node"}, **objects}, known)
+    nodes = [{"host": f"node{number}", "networks": node(number)} for number in (1, 2)]
+    objects = {"objects": [pitfall_world.network(**{"master": "eth2", **changes})], "nodes": nodes}
+    said = act("nad_lint", {**objects, "refuse": True}, {})
     assert (said.get("failed", False), bool(said["findings"])) == (wrong, wrong), said
+    assert not act("nad_lint", objects, {}).get("failed")
+
+
+@pytest.mark.parametrize(("ipam", "ids"), [("nv-ipam", ["networks:blocks"]), ("whereabouts", []), ("dhcp", ["", ""])])
+def test_networks_are_planned_for_nodes_of_any_source(ipam, ids):
+    network = {"name": "fabric", "type": "macvlan", "master": "eth2", "ipam": ipam, "subnet": "198.51.100.0/24"}
+    given = {"networks_components": [ipam], "networks_attachments": [{**network, "exclude": ["198.51.100.16/28"]}]}
+    if ipam == "nv-ipam":
+        given["networks_attachments"][0].update(exclude=["198.51.100.0/25", "198.51.100.128/26"])
+    said = act("nad_lint", {"variables": given, "nodes": [node(0), node(1)]}, {})
+    assert [finding["id"] for finding in said["findings"]] == ids, said
+    assert ("objects" in said) == (ipam != "dhcp")
 
 
 @pytest.fixture
@@ -281,6 +293,22 @@ def test_resources_are_those_of_the_device_plugin(plan, given, resources, of_rai
     made = sound(plan([node()], resources=given, rails=True), [node()], shared_resources=resources)
     annotations = made["objects"][0]["metadata"].get("annotations")
     assert annotations == (of_rail_0 and {networks.RESOURCE_ANNOTATION: of_rail_0})
+
+
+def test_attachments_in_one_subnet_are_told_and_send_from_their_own_interface_on_request(plan):
+    items = [
+        {"name": f"n{rail}", "type": "macvlan", "rail": rail, "ipam": "whereabouts", "subnet": subnet}
+        for rail, subnet in enumerate(("10.9.0.0/16", "10.9.0.0/16"))
+    ]
+    options = {"components": ["whereabouts"], "rails": False}
+    notes = len(plan([node()], attachments=items, **options)["notes"])
+    routed = [{**item, "source_route": True} for item in items]
+    made = sound(plan([node()], attachments=routed, **options), [node()])
+    assert len(made["notes"]) == notes - 1
+    first = configs(made, "n0")[""]
+    assert (first["name"], [plugin["type"] for plugin in first["plugins"]]) == ("n0", ["macvlan", "sbr"])
+    files, _findings = networks.node_files({"n0": json.dumps(first)}, {}, "/d")
+    assert [item["path"] for item in files["files"]] == ["/d/gpufabric-rdma-n0.conflist"]
 
 
 def test_files_come_and_go_and_those_of_others_stay():

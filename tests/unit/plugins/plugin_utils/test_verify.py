@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import gpu_initiated
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.checks import (
     FAILED,
     NOT_VERIFIED,
@@ -13,8 +14,9 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.checks im
     UNUSED,
 )
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge, pairs, pods
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks import gpu_checks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks import gpu_checks, initiated
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import World
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_firewall
 
@@ -76,6 +78,17 @@ def test_what_is_wrong_fails_with_what_was_seen(node, break_it, identity, seen):
     break_it(node)
     item = node.judged()[identity]
     assert (item["status"], seen in item["seen"]) == (FAILED, True), item
+
+
+@pytest.mark.parametrize(
+    ("leaves_by", "status"), [("enp1s0f0np0", PASSED), ("enp1s0f1np1", FAILED), (None, NOT_VERIFIED)]
+)
+def test_the_nic_that_a_shared_subnet_is_sent_into_from_each_rail(node, leaves_by, status):
+    rail = {"index": 0, "netdev": "enp1s0f0np0", "address": "10.9.0.1", "leaves_by": leaves_by}
+    node.facts["shared_subnets"] = [{"network": "10.9.0.0/24", "rails": [rail]}]
+    assert node.judged()["source:10.9.0.1"]["status"] == status
+    noted = preflight_host.combinations(node.facts, node.variables)[1]
+    assert any("10.9.0.0/24" in note for note in noted) == (status == FAILED)
 
 
 @pytest.mark.parametrize(("name", "wrong", "seen"), [
@@ -354,6 +367,19 @@ def test_infiniband_without_addresses_shakes_hands_over_the_management_network()
     assert pairs.plan([end("a", infiniband()), end("b", infiniband("fe80:0000:0000:0001"))])["tests"] == []
 
 
+@pytest.mark.parametrize(("layer", "own", "classes"), [
+    ("Ethernet", ("oracle", None), [105, None]),
+    ("InfiniBand", ("oracle", "oracle"), [None, None]),
+])  # fmt: skip
+def test_each_end_sends_in_the_class_of_its_own_plan(layer, own, classes):
+    nodes = [
+        {**end(name, rail(0, f"10.0.0.{number}/24", layer=layer)), "fabric_plan": plan}
+        for number, (name, plan) in enumerate(zip("ab", own), 1)
+    ]
+    test = pairs.plan(nodes)["tests"][1]
+    assert [test[role]["traffic_class"] for role in ("client", "server")] == classes
+
+
 @pytest.mark.parametrize(("net", "size", "tools", "tests"), [
     ("2001:db8::", 64, pairs.TOOLS, {"rping": ("2001:db8::2", []), "ib_write_bw": ("b.mgmt", [])}),
     ("10.0.0.", 24, ["rping"], {"rping": ("10.0.0.2", []), "ib_write_bw": ("10.0.0.2", ["a"])}),
@@ -408,6 +434,37 @@ def test_what_the_gpu_layer_lacks_is_not_verified_and_a_node_without_gpus_is_not
 
 
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+
+
+NOTHING = {need: "absent" for needs in gpu_initiated.WAYS.values() for need in needs}
+
+
+@pytest.mark.parametrize(("whys", "way", "status"), [
+    ({}, "gin", PASSED),
+    (NOTHING, "gin", FAILED),
+    ({"gdrdrv": "mode"}, "ibgda-cpu", FAILED),
+    ({"peer-mapping": "stray"}, "ibgda", FAILED),
+    ({"stream-memory": "unknown"}, "ibgda", NOT_VERIFIED),
+    ({"peer-mapping": "reboot"}, "gin", PASSED),
+    (None, "gin", None),
+])  # fmt: skip
+def test_what_a_way_of_gpu_initiated_rdma_lacks_fails_where_it_is_asked_for(whys, way, status):
+    state = None if whys is None else lacking(whys)
+    checks = list(initiated("node1", {"gpu_initiated": state}, [way]))
+    assert [(item["id"], item["status"]) for item in checks] == ([(f"gpu_initiated:{way}", status)] if status else [])
+    assert all(item["wanted"] and item["seen"] for item in checks)
+    assert list(initiated("node1", {"gpu_initiated": state}, [])) == []
+
+
+def lacking(whys):
+    """A node's state in which these needs are not met."""
+    ways = {}
+    for way, needs in gpu_initiated.WAYS.items():
+        missing = [{"need": need, "why": whys[need]} for need in needs if need in whys]
+        works = None if {each["why"] for each in missing} == {"unknown"} else not missing
+        ways[way] = {"works": works, "missing": missing}
+    line = [{"path": "/etc/modprobe.d/x.conf", "line": 3, "text": "NVreg_RegistryDwords=x"}]
+    return {"ways": ways, "stray": line, "overridden": line}
 
 
 def definition(name, config, resource=None):

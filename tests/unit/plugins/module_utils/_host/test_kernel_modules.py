@@ -123,6 +123,41 @@ def test_peermem_only_where_it_is_of_use(facts, choice, gpus, mode, expected):
     assert made.stale_images == ([OLD, NEW] if expected else []), "a written modprobe file makes images stale"
 
 
+def initiated(why="absent", loaded=True, **more):
+    ways = {"ibgda": {"works": not why, "missing": [{"need": "stream-memory", "why": why}] if why else []}}
+    return {"loaded": loaded, "foreign_dwords": "", "overridden": [], "ways": ways, **more}
+
+
+LATER = [{"path": "/etc/modprobe.d/zzz.conf", "line": 2, "text": "options nvidia NVreg_EnableStreamMemOPs=0"}]
+DWORDS = 'NVreg_RegistryDwords="{}PeerMappingOverride=1;"'
+
+
+@pytest.mark.parametrize(("state", "choice", "root", "told", "dwords"), [
+    (initiated(), "write", "/", ["reboot_reasons"], DWORDS.format("")),
+    (initiated(foreign_dwords="RmX=3;PeerMappingOverride=0"), "write", "/", ["reboot_reasons"],
+     'NVreg_RegistryDwords="RmX=3;PeerMappingOverride=1;"'),
+    (initiated("reboot"), "write", "/", ["reboot_reasons"], DWORDS.format("")),
+    (initiated("ignored"), "write", "/", ["notes"], DWORDS.format("")),
+    (initiated("unknown"), "write", "/", [], DWORDS.format("")),
+    (initiated(""), "write", "/", [], DWORDS.format("")),
+    (initiated(loaded=False), "write", "/", [], DWORDS.format("")),
+    (initiated(), "write", "/captured", ["not_verified"], DWORDS.format("")),
+    (initiated("overridden", overridden=LATER), "write", "/", ["findings", "reboot_reasons"], DWORDS.format("")),
+    (initiated(), "report", "/", [], None),
+    (None, "write", "/", [], None),
+])  # fmt: skip
+def test_options_of_the_nvidia_driver_are_written_on_request_and_taken_back(facts, state, choice, root, told, dwords):
+    facts.update(gpu_initiated=state, initramfs={"generator": None, "images": []})
+    made = plan(facts, {**WANTED, "gpu_initiated": choice}, root)
+    lists = ("findings", "reboot_reasons", "not_verified", "notes")
+    assert [name for name in lists if getattr(made, name)] == told
+    written = [change.after for change in made.changes if change.object == OURS]
+    assert [dwords in text for text in written] == ([True] if dwords else [])
+    facts["owned_files"][OURS] = owned(written[0] if written else f"{paths.HEADER}\noptions nvidia NVreg_X=1\n")
+    again = [change.after for change in plan(facts, {**WANTED, "gpu_initiated": choice}, root).changes]
+    assert again == ([] if dwords else [paths.HEADER + "\n"])
+
+
 BLOCKED = {**LOADED, "blocked_by": [{"path": "/etc/modprobe.d/x.conf", "line": 1, "text": "blacklist x"}]}
 
 

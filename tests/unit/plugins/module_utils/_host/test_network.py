@@ -7,14 +7,16 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall, reach
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED, LINK_TARGET, plan, script
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import enabled, plan, script
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 
+ENABLED, LINK_TARGET = enabled(paths.OWN_LINKS_UNIT)
 MAC = "b8:3f:d2:00:00:01"
 SETTING = {"pci": "0000:3b:00.0", "mac": None, "mtu": 9000, "up": True}
 NETDEV = {"name": "eth2", "mac": MAC, "mtu": 1500, "carrier": None, "management": None}
@@ -38,7 +40,7 @@ def settled(facts: dict, *settings: dict) -> dict:
         if change.action == "write":
             facts["owned_files"][change.object] = {"mode": "0644", "content": change.after}
     facts["hcas"][0]["netdevs"][0].update(mtu=9000, carrier=1)
-    facts["links_enabled"] = True
+    facts["enabled"] = [paths.OWN_LINKS_UNIT]
     return facts
 
 
@@ -124,7 +126,7 @@ def boot(tmp_path, put):
     (tmp_path / "sys/bus/pci/devices/0000:3b:00.0/net/eth3").mkdir(parents=True)
 
     def run(*settings: dict, wait: str = "0"):
-        text = script([{"pci": "", "mac": "", "mtu": None, "up": False, **setting} for setting in settings])
+        text = script({}, [{"pci": "", "mac": "", "mtu": None, "up": False, **setting} for setting in settings], [])
         words = ["sh", "-c", text.replace("/sys/", f"{tmp_path}/sys/")]
         environment = {"PATH": os.environ["PATH"], "LINK_WAIT_SECONDS": wait}
         return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
@@ -159,6 +161,106 @@ def test_a_nic_that_comes_late_is_waited_for(boot, tmp_path):
 def test_a_nic_that_is_gone_fails_the_script_and_not_the_others(boot):
     done = boot({"pci": "0000:99:00.0", "mtu": 9000}, {"mac": MAC, "mtu": 4200})
     assert (done.returncode, "0000:99:00.0" in done.stderr, boot.value("eth2", "mtu")) == (1, True, "4200")
+
+
+# Two rails of one subnet, and a peer beyond a bridge. Nothing leaves the namespaces.
+_SUBNET = """
+mount -t sysfs sysfs /sys
+unshare --net sleep 60 & peer=$!
+until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.05; done
+in_peer() { nsenter --net=/proc/$peer/ns/net "$@"; }
+in_peer ip link add br0 type bridge
+in_peer ip address add 10.9.0.100/24 dev br0
+in_peer ip link set br0 up
+echo 1 >/proc/sys/net/ipv4/conf/all/rp_filter
+for rail in 1 2; do
+    ip link add "rail$rail" address "b8:3f:d2:00:00:0$rail" type veth peer name "port$rail" netns $peer
+    in_peer ip link set "port$rail" master br0 up
+    ip address add "10.9.0.$rail/24" dev "rail$rail"
+    ip link set "rail$rail" up
+done
+for phase in '' routes unroute; do
+    [ -z "$phase" ] || sh script "$phase"
+    "$1" -c "$2"
+done
+kill $peer
+"""
+_SEND = """
+import json, pathlib, socket, time
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, subnets
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import Network
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+
+def kilobytes(netdev):
+    return int(pathlib.Path(f"/sys/class/net/{netdev}/statistics/tx_bytes").read_text()) // 1000
+
+before = [kilobytes(netdev) for netdev in ("rail1", "rail2")]
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    sender.bind(("10.9.0.2", 0))
+    for _number in range(100):
+        sender.sendto(bytes(1000), ("10.9.0.100", 9))
+        time.sleep(0.002)
+time.sleep(0.3)
+network = Network(Tree(), Seams.live())
+rails = [{"index": number, "netdev": f"rail{number}", "pci": None} for number in (1, 2)]
+shared = subnets.shared(
+    Tree(), Seams.live(), [{"netdevs": [network.netdev(rail["netdev"]) for rail in rails]}], rails
+)
+second = shared[0]["rails"][1]
+sent = [min(100, kilobytes(netdev) - earlier) for netdev, earlier in zip(("rail1", "rail2"), before)]
+print(json.dumps([second["leaves_by"], second["arp_ignore"], second["arp_announce"], *sent]))
+"""
+
+
+def test_of_rails_in_one_subnet_each_sends_through_its_own_nic(tmp_path):
+    apart = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("namespaces need root")
+    rails = [{"index": number, "pci": None, "mac": f"b8:3f:d2:00:00:0{number}"} for number in (1, 2)]
+    (tmp_path / "script").write_text(script({"hcas": []}, [], rails))
+    done = subprocess.run(
+        [*apart, "sh", "-ec", _SUBNET, "sh", sys.executable, _SEND],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    without, routed, removed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, without[0], without[3:]) == (0, "rail1", [100, 0]), done.stderr
+    assert routed == ["rail2", 1, 2, 0, 100]
+    assert (removed[0], removed[3:]) == ("rail1", [100, 0])
+
+
+SHARED = {"index": 1, "netdev": "eth2", "pci": "0000:3b:00.0", "mac": MAC, "management": None, "address": "10.9.0.1"}
+BESIDE = {**SHARED, "index": 2, "netdev": "eth3", "pci": "0000:3c:00.0", "mac": OTHER["mac"], "address": "10.9.0.2"}
+RIGHT, WRONG = {"arp_ignore": 1, "arp_announce": 2}, {"arp_ignore": 0, "arp_announce": 0}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "changed"),
+    [
+        ({"leaves_by": "eth2", **RIGHT}, {"leaves_by": "eth2", **RIGHT}, ["NIC eth3 source route"]),
+        ({"leaves_by": "eth2", **WRONG}, {"leaves_by": "eth3", **RIGHT}, ["NIC eth2 source route"]),
+        ({"leaves_by": "eth2", **RIGHT}, {"leaves_by": "eth3", **RIGHT}, []),
+        ({"leaves_by": None, **WRONG}, {"leaves_by": "eth3", "arp_ignore": None, "arp_announce": None}, []),
+    ],
+)
+def test_source_routes_are_set_where_the_kernel_sends_otherwise_and_go_without_the_option(
+    facts, first, second, changed
+):
+    facts["shared_subnets"] = [{"network": "10.9.0.0/24", "rails": [{**SHARED, **first}, {**BESIDE, **second}]}]
+    on = {**wanted(), "source_routes": True}
+    made = plan(facts, on)
+    assert [change.object for change in made.changes if change.object.startswith("NIC")] == changed
+    assert len(made.not_verified) == [first["leaves_by"], second["leaves_by"]].count(None)
+    for change in made.changes:
+        if change.action == "write":
+            facts["owned_files"][change.object] = {"mode": "0644", "content": change.after}
+    link, target = enabled(paths.OWN_ROUTES_UNIT)
+    assert (link, "link", "", target) in made.changes
+    assert [change.object for change in plan(facts, on).changes] == changed
+    assert [(change.object, change.action) for change in plan(facts, wanted()).changes] == [
+        *((link, "unlink"), (paths.OWN_ROUTES_UNIT, "remove"), (paths.OWN_LINKS_SCRIPT, "remove")),
+    ]
+    facts["shared_subnets"][0]["rails"][0]["management"] = "the default route"
+    assert [finding.object for finding in plan(facts, on).findings] == ["NIC eth2 (rail 1)"]
 
 
 UFW = """### tuple ### allow tcp 22 0.0.0.0/0 any 0.0.0.0/0 in

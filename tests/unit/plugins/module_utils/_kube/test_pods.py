@@ -212,7 +212,7 @@ def answer_of(pod):
 
 
 def two(kind="pci"):
-    hosts = [host(number, [rail(kind=kind)]) for number in (1, 2)]
+    hosts = [host(number, [{**rail(kind=kind), "traffic_class": 106}]) for number in (1, 2)]
     return kube_pods.plan(hosts, cluster([node(1), node(2)]), OPTIONS)["pods"]
 
 
@@ -225,7 +225,7 @@ def test_traffic_goes_over_net1_with_the_gid_of_the_pods_own_table():
     tests, left_out = traffic(two())
     assert [test["tool"] for test in tests] == ["ping", "rping", "ib_write_bw"]
     assert {test["address"] for test in tests} == {"10.56.0.18"}
-    assert (tests[2]["client"]["gid"], left_out) == (7, [])
+    assert (tests[2]["client"]["gid"], tests[2]["client"]["traffic_class"], left_out) == (7, 106, [])
     assert kube_pods.ping_command(tests[0])[-3:] == ["-I", "net1", "10.56.0.18"]
     assert len({test["tcp_port"] for test in tests[1:]}) == 2
 

@@ -12,6 +12,7 @@ import time
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric, rounds
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.tests.tools import bandwidth_double, tree
 
 OUTPUT = tree.texts("output")
@@ -35,6 +36,11 @@ NO_GID = {"hca": "mlx5_0", "port": 1, "ip": None, "gid": None}
     [
         (a_test(), "ib_write_bw -d mlx5_0 -i 2 -x 3 -p 18600 -F -s 65536 -D 2", "-d rxe0 -i 1 -x 1 -p 18600 -F"),
         (a_test(server=NO_GID), "ib_write_bw -d mlx5_0 -i 1 -p 18600 -F -s 65536 -D 2", "-s 65536 -D 2 10.77.1.2"),
+        (
+            a_test(server={**NO_GID, "traffic_class": 106}, client={**NO_GID, "traffic_class": 0}),
+            "ib_write_bw -d mlx5_0 -i 1 --tclass=106 -p 18600 -F -s 65536 -D 2",
+            "--tclass=0 -p 18600 -F -s 65536 -D 2 10.77.1.2",
+        ),
         (a_test("rping"), "rping -s -a 10.77.1.2 -p 18600 -C 10", "rping -c -v -V -a 10.77.1.2 -p 18600 -C 10"),
     ],
 )
@@ -123,11 +129,38 @@ class Hurried:
 
     skipped = 0.0
 
+    def __init__(self):
+        self.slept = []
+
     def monotonic(self):
         return time.monotonic() + self.skipped
 
     def sleep(self, seconds):
+        self.slept.append(seconds)
         self.skipped += seconds
+
+
+def test_each_end_says_what_its_nic_counted_by_priority_and_rdma_cms_class(tool, tmp_path, put):
+    """Read after hw_counters are fresh again; a NIC without priorities has None."""
+    put("sys/class/infiniband/rxe0/ports/1/hw_counters/lifespan", "12\n")
+    put("sys/kernel/config/rdma_cm/rxe0/ports/1/default_roce_tos", "104\n")
+    counts = iter(range(100, 200, 50))
+    known = [{"tx_prio3_bytes": count, "rx_prio3_pause": 7, "rx_packets": count} for count in counts]
+    answers, clock = iter([*known, None, None]), Hurried()
+    options = {**OPTIONS, "tool": tool, "round_seconds": 0}
+    steps = part("client", made("one", 18954), made("two", 18955, tool="rping"))
+    seams = Seams(statistics=lambda netdev: next(answers))
+    sent, pinged = rounds.run(steps, options, Tree(str(tmp_path)), clock, seams)
+    assert (sent["by_priority"], "tos" in sent) == ({"tx_prio3_bytes": 50}, False)
+    assert (pinged["by_priority"], pinged["tos"]) == (None, "104")
+    assert clock.slept.count(0.012) == 2
+
+
+def test_what_a_driver_counts_is_asked_of_the_kernel():
+    """lo counts nothing itself; no interface has no statistics."""
+    assert Seams.live().statistics("lo") == {}
+    assert Seams.live().statistics("none0") is None
+    assert Seams.recorded({"statistics": {"eth2": {"tx_prio0_bytes": 1}}}).statistics("eth2") == {"tx_prio0_bytes": 1}
 
 
 def test_a_peer_that_never_comes_costs_its_round_and_no_more(tool, tmp_path):

@@ -29,15 +29,18 @@ def gathered(root, **options):
     return facts
 
 
+WAYS = "gpu_initiated"  # comes with gpudirect
+
+
 @pytest.mark.parametrize(
     ("subset", "parts"),
     [
         (["min"], set()),
         (["hcas"], {"hcas", "cards_without_rdma"}),
         (["pci"], {"cards_without_rdma", "gpus"}),
-        (["rails", "!gids"], {"rails", "not_rails"}),
-        (["all", "!hcas", "!pci", "!rails", "!gpus"], set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"}),
-        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails"} - {"pci", "gids"}),
+        (["rails", "!gids"], {"rails", "not_rails", "shared_subnets"}),
+        (["all", "!hcas", "!pci", "!rails", "!gpus"], set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"} | {WAYS}),
+        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets", WAYS} - {"pci", "gids"}),
     ],
 )
 def test_subsets(laid_out, subset, parts):

@@ -1,0 +1,72 @@
+"""What a node lacks for GPU-initiated RDMA, and the published failure that follows, in words.
+
+PRIVATE to the collection. Pure; runs on the controller.
+"""
+
+from __future__ import annotations
+
+from ...module_utils.hca import gpu_initiated as facts_of
+
+_WRITE = "run playbooks/host.yml with kernel_modules_gpu_initiated: write, which asks for the reboot too"
+# What is missing, and what a job then says.
+_NEEDS = {
+    facts_of.PEER_MAPPING: (
+        "PeerMappingOverride=1 of the NVIDIA driver",
+        "only root may map the NIC's doorbells (CVE-2015-5053)",
+    ),
+    facts_of.STREAM_MEMORY: (
+        "EnableStreamMemOPs=1 of the NVIDIA driver",
+        "IBGDA has no stream memory operations (DeepEP's README)",
+    ),
+    facts_of.GDRDRV: ("gdrdrv with /dev/gdrdrv", "NCCL GIN is unavailable (awsome-distributed-ai#1241)"),
+    facts_of.PEERMEM: ("nvidia_peermem", "GDAKI registers no GPU memory (ucx#10995)"),
+}
+_WHYS = {
+    facts_of.ABSENT: ("is not there", ""),
+    facts_of.REBOOT: ("is configured and counts from the next load of the driver", "reboot the node"),
+    facts_of.IGNORED: (
+        "was configured before this boot, and the driver has loaded without it",
+        "see dmesg | grep NVRM",
+    ),
+    facts_of.STRAY: ("is in a line of modprobe.d that does not begin with options nvidia (ml-cookbook#43)", ""),
+    facts_of.OVERRIDDEN: ("is overridden by a line that is read later", "remove that line"),
+    facts_of.UNKNOWN: (f"is not known: {facts_of.PARAMS} cannot be read", "read it as root on the node itself"),
+    facts_of.NO_NODE: (
+        "is not there: the module is loaded, the device is missing",
+        "run gdrcopy's insmod.sh or its udev rule",
+    ),
+    facts_of.MODE: ("may not be read and written by everybody", f"chmod 0666 {facts_of.NODE}"),
+}
+_STEPS = {
+    facts_of.PEER_MAPPING: _WRITE,
+    facts_of.STREAM_MEMORY: _WRITE,
+    facts_of.GDRDRV: "install gdrdrv-dkms of NVIDIA's GDRCopy, and give pods the device (CDI), never privileged",
+    facts_of.PEERMEM: "run playbooks/host.yml with kernel_modules_gpudirect: peermem",
+}
+
+
+def seen(state: dict, way: str) -> str:
+    """What the way lacks, with the line at fault; empty where it lacks nothing."""
+    parts = []
+    for each in state["ways"][way]["missing"]:
+        what, failure = _NEEDS[each["need"]]
+        lines = {facts_of.STRAY: state["stray"], facts_of.OVERRIDDEN: state["overridden"]}.get(each["why"], [])
+        where = "".join(f", {line['path']}:{line['line']}" for line in lines)
+        parts.append(f"{what} {_WHYS[each['why']][0]}{where}: {failure}")
+    return "; ".join(parts)
+
+
+def next_step(state: dict, way: str) -> str:
+    """Of the first thing that is missing."""
+    first = state["ways"][way]["missing"][0]
+    return _WHYS[first["why"]][1] or _STEPS[first["need"]]
+
+
+def line(state: dict) -> str:
+    """All ways of a node in a line."""
+    words = {True: "works", None: "is not known", False: "lacks"}
+    parts = []
+    for way, of in state["ways"].items():
+        missing = "" if of["works"] else " " + " and ".join(each["need"] for each in of["missing"])
+        parts.append(f"{way} {words[of['works']]}{missing}")
+    return "; ".join(parts)

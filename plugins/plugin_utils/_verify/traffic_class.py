@@ -1,0 +1,157 @@
+"""What the counters of both ends say of the class that a bandwidth test rode, and which setting they point at.
+
+PRIVATE to the collection. Pure; runs on the controller. An idle fabric carries a wrong class as fast as the right one,
+so bytes by priority are judged, not Gb/s. Counters are those of the port: traffic of others is in them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
+from .._preflight.fabric_plan import FabricPlan
+
+# Of the bytes of a test's port, the share that its own priority must have.
+_SHARE = 0.9
+# Fewer bytes than this share of the payload: the driver counts by priority what the kernel sends, and not the writes.
+_COUNTED = 0.3
+# Lost on the way and sent again. A receiver without buffers (rnr_nak_retry_err, out_of_buffer) is not the fabric.
+_LOST = (
+    "out_of_sequence", "packet_seq_err", "implied_nak_seq_err", "local_ack_timeout_err", "roce_adp_retrans",
+    "roce_adp_retrans_to", "roce_slow_restart", "rx_discards_phy",
+)  # fmt: skip
+_DROPS = ("discards", "discard", "buf_discard", "cong_discard")
+_UNREAD = "fix that and run playbooks/verify.yml again"
+
+
+class Problem(NamedTuple):
+    id: str
+    seen: str
+    next_step: str
+
+
+class End(NamedTuple):
+    """One end: its host and netdev, what its NIC counted by priority or why not, and by how much all counters rose."""
+
+    name: str
+    netdev: str
+    hca: str
+    counted: dict
+    unknown: str
+    rises: dict
+
+    def by_priority(self, counter: str) -> list[int]:
+        """A counter such as tx_prio{}_bytes for each of the eight priorities."""
+        return [self.counted.get(counter.format(number), 0) for number in range(8)]
+
+
+def checks(plan: FabricPlan | None, test: dict, results: dict):
+    """The checks of a bandwidth test; none without a plan, or where it has no figure or rides no class.
+
+    results: of its ends, client and server, as fabric_tests returned them.
+    """
+    client = results.get("client") or {}
+    if plan is None or test["client"]["traffic_class"] is None or "gbps" not in client:
+        return
+    problems, unknown = judge(plan, test, results)
+    ends = f"{test['client']['host']} {test['client']['hca']} -> {test['server']['host']} {test['server']['hca']}"
+    obj = f"traffic class {plan.traffic_class} rail {test['rail']}: {ends}"
+    wanted = f"DSCP {plan.dscp} in priority {plan.priority}, {'lossless' if plan.lossless else 'lossy'}"
+    for problem in problems:
+        yield check(f"class:{problem.id}:{test['id']}", obj, FAILED, wanted, problem.seen, problem.next_step)
+    if not problems:
+        seen = unknown or f"its bytes are in priority {plan.priority} at both ends"
+        yield check(f"class:{test['id']}", obj, NOT_VERIFIED if unknown else PASSED, wanted, seen, _UNREAD)
+
+
+def judge(plan: FabricPlan, test: dict, results: dict) -> tuple[list[Problem], str]:
+    """(problems, why what was sent is not known by priority)."""
+    client, server = (_end(test[role], results.get(role) or {}) for role in ("client", "server"))
+    payload = results["client"]["gbps"] * 1e9 / 8 * results["client"]["seconds"]
+    problems, unknown = [], []
+    for end, counter, way in ((client, "tx_prio{}_bytes", "sent"), (server, "rx_prio{}_bytes", "received")):
+        sent = end.by_priority(counter)
+        if not end.counted:
+            unknown.append(end.unknown)
+        elif sum(sent) < _COUNTED * payload:
+            unknown.append(f"the counters by priority of {end.name} do not have the bytes of the test")
+        elif sent[plan.priority] < _SHARE * sum(sent):
+            problems.append(_elsewhere(plan, end, way, sent.index(max(sent))))
+    problems += _lost(plan, client, server)
+    problems += _paused(plan, (client, server), bool(problems))
+    if client.counted:
+        problems += _notified(plan, client, server)
+    return problems, "; ".join(unknown)
+
+
+def _end(side: dict, result: dict) -> End:
+    netdev, counted = side["netdev"] or side["hca"], result.get("by_priority") or {}
+    unknown = f"{side['host']} {netdev} has no counters by priority (soft-RoCE and virtual NICs have none)"
+    if "by_priority" not in result:
+        unknown = f"the counters of {side['host']} {netdev} were not read (of pods they never are)"
+    rises = {**(result.get("counters") or {}), **counted}
+    return End(f"{side['host']} {netdev}", netdev, side["hca"], counted, unknown, rises)
+
+
+def _elsewhere(plan: FabricPlan, end: End, way: str, number: int) -> Problem:
+    seen = f"{end.name} {way} most of it in priority {number}"
+    entry = f"dcb app show dev {end.netdev} has to list dscp-prio {plan.dscp}:{plan.priority}"
+    if way == "sent":
+        return Problem("sent", seen, f"{entry}; without any such entry a NIC trusts PCP, and untagged is priority 0")
+    return Problem("received", seen, f"{entry}; if it does and the sender is right, a switch rewrites the DSCP")
+
+
+def _lost(plan: FabricPlan, client: End, server: End) -> list[Problem]:
+    if not plan.lossless:
+        return []
+    names = [*_LOST, *(f"rx_prio{plan.priority}_{drop}" for drop in _DROPS)]
+    rose = [f"{end.name} {name} +{end.rises[name]}" for end in (client, server) for name in names if name in end.rises]
+    step = (
+        f"PFC has to be on for priority {plan.priority} at each hop: dcb pfc show dev {client.netdev}, and the switches"
+    )
+    return [Problem("lost", f"lost in a lossless class: {', '.join(rose)}", step)] if rose else []
+
+
+def _paused(plan: FabricPlan, ends: tuple[End, End], wrong: bool) -> list[Problem]:
+    """wrong: whether the class is wrong or loses; only then is a pause of another priority not another's traffic."""
+    found = []
+    for end in ends:
+        paused = {
+            number for way in "rt" for number, count in enumerate(end.by_priority(way + "x_prio{}_pause")) if count
+        }
+        others = sorted(paused - {plan.priority})
+        if others and wrong and plan.lossless:
+            seen = f"{end.name} was paused in priority {', '.join(map(str, others))}"
+            step = f"NIC and switch have to agree on priority {plan.priority}: dcb pfc show dev {end.netdev}"
+            found.append(Problem("pause", seen, step))
+        if plan.priority in paused and not plan.lossless:
+            step = f"turn PFC off for priority {plan.priority}: dcb pfc show dev {end.netdev}; or state lossless: true"
+            found.append(Problem("pause-lossy", f"{end.name} was paused in the class, which is lossy", step))
+        if any(end.rises.get(f"{way}x_global_pause") for way in "rt"):
+            step = f"turn it off where PFC is on: ethtool -A {end.netdev} rx off tx off; and at the switch port"
+            found.append(Problem("pause-global", f"{end.name} was paused as a whole, not by priority", step))
+        storms = [name for name in end.rises if name.startswith("tx_pause_storm_")]
+        if storms:
+            step = "find what keeps this receiver from taking packets: PCIe, IOMMU, a hung GPU"
+            found.append(
+                Problem("pause-storm", f"{end.name} paused its sender for too long: {', '.join(storms)}", step)
+            )
+    return found
+
+
+def _notified(plan: FabricPlan, client: End, server: End) -> list[Problem]:
+    """Congestion notifications (CNP): the receiver answers marked packets with them, the sender slows down."""
+    marked, sent = server.rises.get("np_ecn_marked_roce_packets", 0), server.rises.get("np_cnp_sent", 0)
+    handled, ignored = client.rises.get("rp_cnp_handled", 0), client.rises.get("rp_cnp_ignored", 0)
+    mask = "mstconfig -d {} query ROCE_CC_PRIO_MASK_P1: 255 is every priority"
+    if ignored:
+        seen = f"{client.name} ignored {ignored} CNPs: ECN is off there for priority {plan.priority}"
+        return [Problem("cnp-ignored", seen, mask.format(client.hca))]
+    if marked and not sent:
+        seen = f"{server.name} got {marked} marked packets and sent no CNP: ECN is off there"
+        return [Problem("cnp-unsent", seen, mask.format(server.hca))]
+    if sent and not handled:
+        seen = f"{server.name} sent {sent} CNPs, {client.name} got none"
+        step = f"give DSCP {plan.cnp_dscp} priority {plan.cnp_priority}, without PFC, at NICs and switches"
+        return [Problem("cnp-lost", seen, step)]
+    return []
