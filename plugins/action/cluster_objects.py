@@ -7,7 +7,7 @@ import pathlib
 from ansible.module_utils.common.validation import check_type_path
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Refused, failure, result
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Refused, result
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
@@ -48,10 +48,7 @@ def by_digest(objects: list[dict], bundle: str | None) -> list[dict]:
 
 def written(path: pathlib.Path, rendered: dict, check_mode: bool) -> dict:
     """The result of a task that writes a folder for Git."""
-    try:
-        made, changes = git_folder.converge(path, rendered, check_mode)
-    except Refused as refused:
-        return {"failed": True, **failure(refused)}
+    made, changes = git_folder.converge(path, rendered, check_mode)
     return {"warnings": terminal.warnings(made.notes), **result(made, changes)}
 
 
@@ -59,6 +56,6 @@ def render(args: dict) -> dict:
     """The result of a task that only renders."""
     (part,), findings = planner.prepare([args])
     if findings:
-        return {"failed": True, **failure(Refused(findings))}
+        raise Refused(findings)
     kept = {name: args[name] for name in PART if name in args}
     return {"part": kept, "rendered": planner.rendered(part), **result(Plan(), [])}

@@ -40,19 +40,6 @@ class ActionModule(ActionBase):
     @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
-        reports = {
-            "verification": self._verification,
-            "matrix": self._matrix,
-            "nccl_job": self._nccl_job,
-            "nccl_log": self._nccl_log,
-            "saved": self._saved,
-            "facts": self._facts,
-            "capture": self._capture,
-            "drift": self._drift,
-            "text": self._text,
-            "warning": self._warning,
-            "findings": self._findings,
-        }
         _validation, args = self.validate_argument_spec(
             argument_spec=options(documented.DOCUMENTATION),
             required_if=[
@@ -64,11 +51,11 @@ class ActionModule(ActionBase):
                 ("mark", "begin", ["directory"]),
             ],
         )
-        return {"changed": False, **reports[args["kind"]](args, task_vars or {})}
+        return {"changed": False, **getattr(self, f"_of_{args['kind']}")(args, task_vars or {})}
 
     # --- what a run has measured --------------------------------------------------------------------------------------
 
-    def _verification(self, args, task_vars):
+    def _of_verification(self, args, task_vars):
         known, shared = _known(args, task_vars)
         for of_host in known:
             if "node" in of_host:
@@ -99,7 +86,7 @@ class ActionModule(ActionBase):
         failing = {name: failed.get(name, 0) + others for name in args["hosts"]}
         return {**written, "checks": judged["checks"], "tally": tally, "failing": failing}
 
-    def _matrix(self, args, task_vars):
+    def _of_matrix(self, args, task_vars):
         known, shared = _known(args, task_vars, "read")
         if not args["pods"]:
             shared = {"planned": shared["planned"]}
@@ -121,7 +108,7 @@ class ActionModule(ActionBase):
             "pods_failure": fleet.failure(*(shared.get(key) for key in asked)),
         }
 
-    def _nccl_job(self, args, task_vars):
+    def _of_nccl_job(self, args, task_vars):
         facts = fleet.facts(task_vars, args["hosts"])
         nodes = [{"host": host, "facts": of_host} for host, of_host in zip(args["hosts"], facts)]
         job = args["job"]
@@ -142,7 +129,7 @@ class ActionModule(ActionBase):
         terminal.show(text)
         return {"objects": objects}
 
-    def _nccl_log(self, args, task_vars):
+    def _of_nccl_log(self, args, task_vars):
         path, facts = args["log"], fleet.facts(task_vars, args["hosts"])
         try:
             text = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
@@ -162,7 +149,7 @@ class ActionModule(ActionBase):
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
-    def _saved(self, args, _task_vars):
+    def _of_saved(self, args, _task_vars):
         paths = {kind: args[kind] for kind in document.SCHEMAS if args[kind] or kind == "results"}
         read = {kind: files.load(kind, path) for kind, path in paths.items()}
         wrong = [(paths[kind], finding) for kind, (_found, finding) in read.items() if finding]
@@ -186,7 +173,7 @@ class ActionModule(ActionBase):
 
     # --- facts of nodes -----------------------------------------------------------------------------------------------
 
-    def _facts(self, args, task_vars):
+    def _of_facts(self, args, task_vars):
         nodes = dict(zip(args["hosts"], fleet.each(task_vars, args["hosts"], args["variables"].get("node", "node"))))
         if args["query"] is None:
             terminal.show(tables.report(nodes))
@@ -199,19 +186,19 @@ class ActionModule(ActionBase):
             return {}
         return self._write({args["json_file"]: files.as_json({"query": args["query"], **answers})})
 
-    def _capture(self, args, _task_vars):
+    def _of_capture(self, args, _task_vars):
         return self._write({args["file"]: files.capture_text(args["fixture"])})
 
     # --- texts of roles, which debug would print with the control characters that a node put into them --------------
 
-    def _text(self, args, _task_vars):
+    def _of_text(self, args, _task_vars):
         terminal.show(args["text"])
         return {}
 
-    def _warning(self, args, _task_vars):
+    def _of_warning(self, args, _task_vars):
         return {"warnings": terminal.warnings([args["text"]])}
 
-    def _findings(self, args, task_vars):
+    def _of_findings(self, args, task_vars):
         findings = libraries.findings(args["libraries"]) if args["libraries"] else []
         findings += [Finding(*(finding[fact] for fact in Finding._fields)) for finding in args["findings"]]
         if not findings:
@@ -222,7 +209,7 @@ class ActionModule(ActionBase):
 
     # --- marks for the drift recorder, which sees them as results ----------------------------------------------------
 
-    def _drift(self, args, task_vars):
+    def _of_drift(self, args, task_vars):
         marked = {"drift_mark": args["mark"], "hosts": args["hosts"], "text": args["text"]}
         if args["mark"] != "begin":
             return marked

@@ -1,4 +1,4 @@
-"""Documentation shared by modules that change a node: attributes and the root option."""
+"""Documentation shared by modules that change a node: attributes, what all of them return, and the root option."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ attributes:
   idempotent:
     support: full
     description: A second run with the same options changes nothing.
+notes:
+  - Each result has C(changes) (made, or planned in check mode), each with C(object), C(action), C(before) and C(after),
+    and C(findings) (why it is not as wanted), each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+  - A successful one also lists, as sentences, C(not_applied) (left alone on purpose), C(not_verified) (could not
+    be done or checked from here) and C(notes) (worth knowing; needs no action).
 """
 
     ROOT = r"""

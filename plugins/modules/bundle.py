@@ -26,7 +26,7 @@ options:
     required: true
   names:
     description: Names of artifacts and images in the lock. Empty means everything the roles of the cluster layer use
-      and the lock can check; RV(not_applied) lists the rest.
+      and the lock can check; C(not_applied) lists the rest.
     type: list
     elements: str
     default: []
@@ -102,11 +102,6 @@ findings:
   returned: always
   type: list
   elements: dict
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
 """
 
 import hashlib
@@ -152,22 +147,20 @@ def every_name(lock: dict) -> list[str]:
 def plan(folder: str, wanted: dict) -> Plan:
     """Which rows the folder lacks. Files are identified by their SHA-256, image archives by digest and SHA-256."""
     made, known = Plan(), described(folder)
-    for row in wanted["files"]:
-        seen = sum_or_nothing(os.path.join(folder, row["path"]))
-        if seen != row["sha256"]:
-            made.change(row["path"], "fetch", seen, row["sha256"])
-    for row in wanted["programs"]:
-        before = known.get(row["path"], {})
-        seen = sum_or_nothing(os.path.join(folder, row["path"]))
-        if not seen or (before.get("digest"), before.get("sha256")) != (row["digest"], seen):
-            made.change(row["path"], "extract", seen, row["digest"])
-    for row in wanted["images"]:
-        before = known.get(row["path"], {})
-        seen = sum_or_nothing(os.path.join(folder, row["path"]))
+    for row in every_row(wanted):
+        before, seen = known.get(row["path"], {}), sum_or_nothing(os.path.join(folder, row["path"]))
         kept = (before.get("digest"), before.get("sha256"), before.get("made_of"))
-        if not seen or kept != (row["digest"], seen, row.get("made_of")):
-            made.change(row["path"], "build" if "base" in row else "copy", seen, row["digest"])
+        if "url" in row:
+            if seen != row["sha256"]:
+                made.change(row["path"], "fetch", seen, row["sha256"])
+        elif not seen or kept != (row["digest"], seen, row.get("made_of")):
+            action = "extract" if "program" in row else "build" if "base" in row else "copy"
+            made.change(row["path"], action, seen, row["digest"])
     return made
+
+
+def every_row(wanted: dict) -> list[dict]:
+    return [*wanted["files"], *wanted["programs"], *wanted["images"]]
 
 
 def described(folder: str) -> dict:
@@ -310,9 +303,14 @@ def _copy(temporary: str, row: dict, reference: str, mirrors: dict, run) -> None
         )
 
 
+_ACTIONS = {"fetch": fetch, "extract": extract, "build": build, "copy": copy}
+
+
 def describe(folder: str, wanted: dict, origin: str) -> str:
-    images = [{**row, "sha256": sum_or_nothing(os.path.join(folder, row["path"]))} for row in wanted["images"]]
-    programs = [{**row, "sha256": sum_or_nothing(os.path.join(folder, row["path"]))} for row in wanted["programs"]]
+    images, programs = (
+        [{**row, "sha256": sum_or_nothing(os.path.join(folder, row["path"]))} for row in wanted[kind]]
+        for kind in ("images", "programs")
+    )
     text = bundle_lock.describe(origin, [*wanted["files"], *programs], images)
     rows = {row["path"]: row for row in wanted["images"]}
     for row in text["images"]:
@@ -378,20 +376,14 @@ def main() -> None:
 def _fill(given: dict, wanted: dict, made: Plan, module: AnsibleModule) -> list:
     """Put into the folder what the plan says. Returns the changes."""
     folder, mirrors, run, done = given["folder"], given["mirrors"], module.run_command, []
-    rows = {row["path"]: row for row in [*wanted["files"], *wanted["programs"], *wanted["images"]]}
+    rows = {row["path"]: row for row in every_row(wanted)}
     if {"copy", "build"} & {change.action for change in made.changes} and not module.get_bin_path("skopeo"):
         step = "install skopeo (apt-get install skopeo, dnf install skopeo) and run again; nothing has been downloaded"
         raise Refused.because("program skopeo", "on the path, to copy images by digest", "not found", step)
     with keeping(done):
-        for change in [one for one in made.changes if given["only"] in (None, one.object)]:
-            if change.action == "fetch":
-                fetch(folder, rows[change.object], mirrors)
-            elif change.action == "extract":
-                extract(folder, rows[change.object], mirrors)
-            elif change.action == "build":
-                build(folder, rows[change.object], mirrors, run, given["plugin_image"])
-            else:
-                copy(folder, rows[change.object], mirrors, run)
+        for change in [change for change in made.changes if given["only"] in (None, change.object)]:
+            further = {"build": (run, given["plugin_image"]), "copy": (run,)}.get(change.action, ())
+            _ACTIONS[change.action](folder, rows[change.object], mirrors, *further)
             done.append(change)
         if {change.object for change in made.changes} == {change.object for change in done}:
             done += _write_description(folder, wanted, given["lock"].get("origin", "release"))

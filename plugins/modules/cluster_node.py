@@ -114,12 +114,6 @@ findings:
   returned: always
   type: list
   elements: dict
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 """
 
 from ansible.module_utils.basic import AnsibleModule

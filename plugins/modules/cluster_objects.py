@@ -199,22 +199,6 @@ changes:
   returned: always
   type: list
   elements: dict
-findings:
-  description: Why the cluster is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
-  type: list
-  elements: dict
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 waited:
   description: What the module waited for and how long it took.
   returned: success
@@ -287,7 +271,7 @@ class Cluster:
 
     def read(self, parts: list) -> dict:
         """parts: see planner.prepare. Read again where others changed an object between the read and the dry run."""
-        self._kubectl.dial()
+        self._kubectl.await_server()
         for _attempt in range(_READS):
             state = self._compared(parts)
             if not planner.moved(state):
@@ -300,8 +284,11 @@ class Cluster:
         known = planner.by_key(wanted, live)
         asked = planner.predictable(wanted, known, missing)
         state: dict = {"down": None, "live": known, "predicted": {}, "errors": {}, "edited": {}}
-        for (force, revert_edits), items in planner.alike(parts, asked):
-            predicted, errors, edited = self._predict(items, force, revert_edits)
+        ways = planner.ways(parts)
+        for way in sorted(set(ways.values())):
+            predicted, errors, edited = self._predict(
+                [item for item in asked if ways[planner.Key.of(item)] == way], *way
+            )
             state["predicted"].update(predicted)
             state["errors"].update(errors)
             state["edited"].update(edited)
@@ -371,7 +358,7 @@ class Cluster:
     def apply(self, changes: list, parts: list, edited: dict):
         """edited: objects by key whose hand-edited fields are reverted."""
         wanted = planner.of_all(parts)
-        overridden = planner.overridden(parts) | set(edited)
+        overridden = {key for key, (force, _revert) in planner.ways(parts).items() if force or key in edited}
         for stage in planner.stages(wanted, changes):
             names = {str(planner.Key.of(item)) for item in stage}
             for force in (False, True):

@@ -83,6 +83,7 @@ import stat
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import programs
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, elf, node
@@ -126,7 +127,7 @@ def read(root: str, wanted: dict) -> dict:
         "socket": _socket(tree),
         "existing": {path: tree.exists(path) for path in clusters},
         "sysctls": {key: tree.read(f"/proc/sys/{key.replace('.', '/')}") for key in node_lint.SYSCTLS},
-        "ports": _listening(tree),
+        "ports": programs.bound(tree, "tcp"),
         "flannel": any(
             tree.read(f"/proc/{pid}/comm") == "flanneld" for pid in tree.listdir("/proc") if pid.isdecimal()
         ),
@@ -171,17 +172,6 @@ def _socket(tree: Tree) -> str:
         except OSError:
             return "refuses"
     return "answers"
-
-
-def _listening(tree: Tree) -> list:
-    """Local ports in state LISTEN (0A) of /proc/net/tcp and tcp6."""
-    found = set()
-    for name in ("tcp", "tcp6"):
-        for line in (tree.read(f"/proc/net/{name}") or "").splitlines()[1:]:
-            part = line.split()
-            if len(part) > 3 and part[3] == "0A":
-                found.add(int(part[1].rpartition(":")[2], 16))
-    return sorted(found)
 
 
 def main() -> None:

@@ -67,13 +67,7 @@ changes:
   returned: always
   type: list
   elements: dict
-findings:
-  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
-  type: list
-  elements: dict
 needs: {description: Plugins to copy to the node., returned: success, type: list, elements: str}
-notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 """
 
 import hashlib

@@ -111,27 +111,6 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-changes:
-  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-  returned: always
-  type: list
-  elements: dict
-findings:
-  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
-  type: list
-  elements: dict
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 needs:
   description: Files that the node lacks. The action plugin sends them and calls again, so a task returns none.
   returned: success
@@ -157,13 +136,7 @@ status: {description: "The plugin's own status line, as in C(systemctl status)."
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
-    converge,
-    finish,
-    reported,
-    result,
-    settle,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge, result
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import (
     ARGUMENTS,
     Installer,
@@ -196,12 +169,11 @@ def main() -> None:
     state = read_for(root, module.params)
     wanted = wants(module.params, state)
     wheels = fitting(module.params["wheels"], state["python"], state["machine"])
-    more = {"needs": [], "rivals": rivals(state, wanted["names"])}
-    first = plan(state, wanted)
+    others, first = rivals(state, wanted["names"]), plan(state, wanted)
     if not first.findings and not module.check_mode and not module.params["staged"]:
-        more["needs"] = needs(first.changes, wheels, from_index)
-        if more["needs"]:
-            module.exit_json(**more, main_pid=0, status="", **result(first, []))
+        lacking = needs(first.changes, wheels, from_index)
+        if lacking:
+            module.exit_json(needs=lacking, rivals=others, main_pid=0, status="", **result(first, []))
 
     installer = Installer(
         root,
@@ -216,15 +188,11 @@ def main() -> None:
         state.update(read_for(root, module.params))
         return state
 
-    with reported(module, rivals=more["rivals"]):
-        decided, changes = settle(
-            read=read_again,
-            plan=lambda state: plan(state, wanted),
-            apply=installer.apply,
-            check_mode=module.check_mode,
-        )
-    service = state["service"] or {"main_pid": 0, "status": ""}
-    finish(module, decided, changes, **more, main_pid=service["main_pid"], status=service["status"])
+    def more(_decided, _changes) -> dict:
+        service = state["service"] or {"main_pid": 0, "status": ""}
+        return {"needs": [], "main_pid": service["main_pid"], "status": service["status"]}
+
+    converge(module, read_again, lambda state: plan(state, wanted), installer.apply, more, rivals=others)
 
 
 if __name__ == "__main__":

@@ -60,17 +60,6 @@ changes:
   returned: always
   type: list
   elements: dict
-findings:
-  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
-  type: list
-  elements: dict
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 seconds:
   description: How long the start or restart took until k3s was ready; 0 when it was not started.
   returned: success
@@ -81,27 +70,28 @@ import secrets
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge, reported
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import units
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, under, write
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
-from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.service import Service
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
-_ANSWER_SECONDS = 30
+_ANSWER_SECONDS, _POLL_SECONDS = 30, 2
+# After so many restarts by systemd, k3s will not come up on its own.
+_GIVE_UP_AFTER = 5
 
 
 class Node:
     """A node to change: files below a root; systemd and k3s only on the live one."""
 
-    def __init__(self, root, wanted, token, run, limit, kubectl=None, clock=time.monotonic, sleep=time.sleep):
+    def __init__(self, root, wanted, token, run, limit, kubectl=None, clock=time):
         self.seconds = 0.0
         self._root, self._wanted, self._given, self._run = root, wanted, token, run
+        self._service, self._limit, self._clock = k3s.SERVICES[wanted["role"]], limit, clock
         self._kubectl = kubectl or Kubectl([k3s.BINARY, "kubectl"], limit=_ANSWER_SECONDS)
-        self._service = Service(k3s.SERVICES[wanted["role"]], run, limit, self._answers, clock, sleep)
 
     def read(self) -> dict:
         return state.converging(self._root, self._run, self._given)
@@ -110,10 +100,10 @@ class Node:
         """Files first, then systemd: after an interrupted run it is still known what k3s was started with."""
         acts = [change for change in changes if change.object.startswith("service ")]
         files = [change for change in changes if change not in acts]
-        yield from apply_units(self._root, files, self._run, self._apply_file, starting=bool(acts))
+        yield from units.apply_units(self._root, files, self._run, self._apply_file, starting=bool(acts))
         for change in acts:
             if change.action == "enable":
-                self._service.systemctl("enable", self._service.name)
+                units.systemctl(self._run, f"service {self._service}", "enable", self._service)
             else:
                 self._start(change.action)
             yield change
@@ -149,14 +139,35 @@ class Node:
             write(f"{path}.before-gpufabric-rdma", content, 0o600)  # it may hold a token
 
     def _start(self, action: str) -> None:
-        self.seconds = self._service.start(action)
+        """Start or restart the service, and await it."""
+        began, restarts, obj = self._clock.monotonic(), None, f"service {self._service}"
+        # --no-block: an agent without its server would block systemctl forever.
+        units.systemctl(self._run, obj, action, "--no-block", self._service)
+        while True:
+            shown, *_others = [*units.shown(self._run, ("ActiveState", "NRestarts"), self._service), {}]
+            active, tried = shown.get("ActiveState", "unknown"), int(shown.get("NRestarts") or 0)
+            restarts = tried if restarts is None else restarts
+            passed = self._clock.monotonic() - began
+            if active == "active" and self._answers():
+                break
+            if active == "failed" or tried - restarts >= _GIVE_UP_AFTER or passed > self._limit:
+                raise Refused.because(
+                    obj,
+                    f"ready within {self._limit} s of its {action}",
+                    f"{active}; its journal ends with: {self._journal()}",
+                    f"see journalctl -u {self._service} on the node, fix what it reports and run again",
+                )
+            self._clock.sleep(_POLL_SECONDS)
+        self.seconds = round(passed, 1)
         state.remember(self._root, self._run)
+
+    def _journal(self) -> str:
+        _code, out, _error = self._run(["journalctl", "-u", self._service, "-n", "4", "-o", "cat", "--no-pager"])
+        return " | ".join(line.strip()[:300] for line in out.splitlines() if line.strip()) or "nothing"
 
     def _answers(self) -> bool:
         """A server is up when its API server is ready. Nodes become Ready with the pod network."""
-        if self._wanted["role"] == "agent":
-            return True
-        return self._kubectl.run("get", "--raw=/readyz")[0] == 0
+        return self._wanted["role"] == "agent" or self._kubectl.run("get", "--raw=/readyz")[0] == 0
 
 
 def main() -> None:
@@ -177,16 +188,13 @@ def main() -> None:
     wanted = planner.wanted_of(given)
     live = not given["root"].rstrip("/")
     node = Node(given["root"], wanted, given["token"], module.run_command, given["start_timeout_seconds"])
-    with reported(module):
+
+    def plan(seen):
         if live and not module.check_mode:
-            _refuse_what_is_missing(node.read(), given)
-        converge(
-            module,
-            read=node.read,
-            plan=lambda seen: planner.plan(seen, wanted, given["root"]),
-            apply=node.apply,
-            more=lambda _decided, _changes: {"seconds": node.seconds},
-        )
+            _refuse_what_is_missing(seen, given)
+        return planner.plan(seen, wanted, given["root"])
+
+    converge(module, node.read, plan, node.apply, more=lambda _decided, _changes: {"seconds": node.seconds})
 
 
 def _refuse_what_is_missing(seen: dict, given: dict) -> None:

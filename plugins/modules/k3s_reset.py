@@ -50,37 +50,19 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-changes:
-  description:
-    - What was removed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-  returned: always
-  type: list
-  elements: dict
-findings:
-  description: What could not be removed, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
-  type: list
-  elements: dict
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
 notes: {description: 'What remains on the node, and why.', returned: success, type: list, elements: str}
 """
 
 import ipaddress
-import json
 import os
 import re
 import signal
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core import programs
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files as core_files
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import programs, units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, remove_tree, sha256_of, under
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import SYSTEM, apply_units, must, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import reset as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state as k3s_state
@@ -103,7 +85,7 @@ class Node:
 
     def read(self) -> dict:
         tree = Tree(self.root)
-        units, others = self._units(tree)
+        own_units, others = self._units(tree)
         files, foreign = self._files(tree)
         self._containers |= containers_of(tree)
         self._netns |= networks_of(tree)
@@ -116,8 +98,8 @@ class Node:
         rules, unread = self._rules() if self.live else ({}, [])
         return {
             "agent": tree.exists(k3s.unit_path("agent")),
-            "services": self._services(tree, units) if self.live else [],
-            "units": units,
+            "services": self._services(own_units) if self.live else [],
+            "units": own_units,
             "processes": processes(tree) if self.live else [],
             "links": links,
             "mounts": [point for point in points if planner.MOUNTS.match(point)],
@@ -165,8 +147,8 @@ class Node:
 
     def _units(self, tree: Tree) -> tuple[list[str], list[str]]:
         own, foreign = [], []
-        for name in sorted(tree.listdir(SYSTEM)):
-            path = f"{SYSTEM}/{name}"
+        for name in sorted(tree.listdir(units.SYSTEM)):
+            path = f"{units.SYSTEM}/{name}"
             if not name.endswith(".service") or tree.readlink(path) is not None:
                 continue
             if planner.ours(path, tree.read(path)):
@@ -175,16 +157,15 @@ class Node:
                 foreign.append(path)
         return own, foreign
 
-    def _services(self, tree: Tree, units: list[str]) -> list[str]:
-        names = [os.path.basename(path) for path in units]
+    def _services(self, paths: list[str]) -> list[str]:
+        names = [os.path.basename(path) for path in paths]
         if not names:
             return []
-        _code, out, _error = self._run(["systemctl", "show", "--property=Id,ActiveState,UnitFileState", *names])
-        running = []
-        for block in out.split("\n\n"):
-            said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-            if said.get("ActiveState") not in (None, "inactive", "failed") or said.get("UnitFileState") == "enabled":
-                running.append(said["Id"])
+        running = [
+            said["Id"]
+            for said in units.shown(self._run, ("Id", "ActiveState", "UnitFileState"), *names)
+            if said.get("ActiveState") not in (None, "inactive", "failed") or said.get("UnitFileState") == "enabled"
+        ]
         # k3s before its helpers: a running kubelet would restart pods.
         return sorted(running, key=lambda name: (not name.startswith("k3s"), name))
 
@@ -218,14 +199,12 @@ class Node:
 
     def _plugins(self, tree: Tree) -> tuple[list[str], list[str]]:
         """CNI plugins that are still the ones we installed, with their record; and the others in the folder."""
-        try:
-            record = json.loads(tree.read(planner.CNI_RECORD) or "{}")
-        except ValueError:
-            record = {}
-        placed, kept = [], []
+        record, placed, kept = core_files.recorded(tree, planner.CNI_RECORD), [], []
         for name in tree.listdir(planner.CNI_BINARIES):
             path = f"{planner.CNI_BINARIES}/{name}"
-            same = record.get(name) == sha256_of(under(self.root, path)) if name in record else name == "multus-shim"
+            same = name == "multus-shim"
+            if name in record:
+                same = record[name] == core_files.sha256_of(core_files.under(self.root, path))
             (placed if same else kept).append(path)
         return placed + ([planner.CNI_RECORD] if tree.exists(planner.CNI_RECORD) else []), kept
 
@@ -280,19 +259,14 @@ class Node:
                 return planner.cluster_rules(said, self._containers), planner.foreign_rules(said, self._containers)
         except ValueError:
             error = f"not JSON: {said[:100]}"
-        raise Refused.because(
-            f"rules of {program}",
-            "foreign rules kept and ours removed",
-            f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; no rule was changed",
-            f"see {' '.join(argv)}, fix what it reports and run again",
-        )
+        raise _unchanged(program, argv, code, error)
 
     def apply(self, changes):
-        yield from apply_units(self.root, changes, self._run, self._carry_out)
+        yield from units.apply_units(self.root, changes, self._run, self._carry_out)
         alone = () if Tree(self.root).exists(planner.OTHER_CONTAINERD) else planner.EMPTY_OF_CONTAINERD
         for path in (self._networks, *planner.EMPTY, *alone):
             try:
-                os.rmdir(under(self.root, path))
+                os.rmdir(core_files.under(self.root, path))
             except OSError:
                 pass  # not there, or something of others in it
 
@@ -301,25 +275,25 @@ class Node:
         if change.object.startswith("/"):
             self._remove(change.object)
         elif kind == "service":
-            systemctl(self._run, change.object, "disable", "--now", name)
+            units.systemctl(self._run, change.object, "disable", "--now", name)
         elif kind == "containers":
             self._kill()
         elif kind == "link":
-            must(self._run, change.object, ["ip", "link", "delete", name])
+            units.must(self._run, change.object, ["ip", "link", "delete", name])
         elif kind == "mount":
             if name in mounts(Tree(self.root)):  # its container may have ended with it
-                must(self._run, change.object, ["umount", "--lazy", name])
+                units.must(self._run, change.object, ["umount", "--lazy", name])
         elif kind == "network":
-            must(self._run, change.object, ["ip", "netns", "delete", name.rpartition(" ")[2]])
+            units.must(self._run, change.object, ["ip", "netns", "delete", name.rpartition(" ")[2]])
         else:
             self._drop_rules(name.rpartition(" ")[2])
 
     def _remove(self, path: str) -> None:
-        real = under(self.root, path)
+        real = core_files.under(self.root, path)
         if os.path.isdir(real) and not os.path.islink(real):
-            remove_tree(self.root, path, self._kept(path))
+            core_files.remove_tree(self.root, path, self._kept(path))
         elif os.path.lexists(real):
-            remove(real)
+            core_files.remove(real)
 
     def _kill(self) -> None:
         for sign, tries in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
@@ -339,17 +313,19 @@ class Node:
         argv = [_found("nft"), "-f", "-"] if program == "nft" else [_found(f"{program}-restore")]
         code, _out, error = self._run(argv, text)
         if code:
-            raise Refused.because(
-                f"rules of {program}",
-                "foreign rules kept and ours removed",
-                f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; no rule was changed",
-                f"see {argv[0]}, fix what it reports and run again",
-            )
+            raise _unchanged(program, argv, code, error)
+
+
+def _unchanged(program: str, argv: list, code: int, error: str) -> Refused:
+    """Why the rules that a program has are as they were."""
+    seen = f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; no rule was changed"
+    step = f"see {' '.join(argv)}, fix what it reports and run again"
+    return Refused.because(f"rules of {program}", "foreign rules kept and ours removed", seen, step)
 
 
 def _found(program: str) -> str | None:
     """Where a program is: the node's own, else the one that k3s brings."""
-    return programs.found(program, planner.PROGRAMS)
+    return programs.found(program, programs.BUNDLED)
 
 
 def containers_of(tree: Tree) -> set[str]:
@@ -366,10 +342,7 @@ def networks_of(tree: Tree) -> set[str]:
     namespaces = set()
     for space in tree.listdir(planner.BUNDLES):
         for name in tree.listdir(f"{planner.BUNDLES}/{space}"):
-            try:
-                spec = json.loads(tree.read(f"{planner.BUNDLES}/{space}/{name}/config.json") or "{}")
-            except ValueError:
-                continue
+            spec = core_files.recorded(tree, f"{planner.BUNDLES}/{space}/{name}/config.json")
             spaces = (spec.get("linux") or {}).get("namespaces") or []
             networks = [entry for entry in spaces if entry.get("type") == "network"]
             namespaces |= {os.path.basename(entry.get("path") or "") for entry in networks}
@@ -378,14 +351,8 @@ def networks_of(tree: Tree) -> set[str]:
 
 def attached_networks(tree: Tree, folder: str) -> set[str]:
     """Names of the networks that our files on the node define."""
-    names = set()
-    for name in tree.listdir(folder):
-        if name.startswith(planner.ATTACHED):
-            try:
-                names.add(json.loads(tree.read(f"{folder}/{name}") or "{}").get("name"))
-            except (ValueError, AttributeError):
-                continue
-    return names - {None, ""}
+    ours = [name for name in tree.listdir(folder) if name.startswith(planner.ATTACHED)]
+    return {core_files.recorded(tree, f"{folder}/{name}").get("name") for name in ours} - {None, ""}
 
 
 def cni_state(tree: Tree, containers: set[str], networks: set[str]) -> tuple[list[str], list[str]]:

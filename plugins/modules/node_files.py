@@ -109,21 +109,6 @@ changes:
   returned: always
   type: list
   elements: dict
-findings:
-  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
-  type: list
-  elements: dict
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
 missing_secrets:
   description: Paths of O(secrets) that do not exist and were given no content.
   returned: success

@@ -52,32 +52,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-changes:
-  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-  returned: always
-  type: list
-  elements: dict
-findings:
-  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
-  type: list
-  elements: dict
 reboot_reasons:
   description: Why the node needs a reboot to reach the wanted state, one sentence each.
   returned: success
   type: list
   elements: str
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
 stale_images:
   description: initramfs images with an older copy of our modprobe.d file; M(gpufabric.rdma.initramfs) rebuilds
     them.

@@ -14,7 +14,7 @@ description:
   - RDMA pins memory. Containers inherit the limit of the service that runs them, and C(/etc/security/limits.conf)
     does not apply to services.
   - Removes the drop-ins of services that are no longer listed.
-  - Does not restart a service. RV(not_applied) lists those that still run with the old limit.
+  - Does not restart a service. C(not_applied) lists those that still run with the old limit.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
@@ -40,24 +40,7 @@ EXAMPLES = r"""
     services: [k3s, k3s-agent]
 """
 
-RETURN = r"""
-changes:
-  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-  returned: always
-  type: list
-  elements: dict
-findings:
-  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
-  type: list
-  elements: dict
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes: {description: Worth knowing; needs no action., returned: success, type: list, elements: str}
-"""
+RETURN = r""" # """
 
 
 from ansible.module_utils.basic import AnsibleModule

@@ -55,16 +55,6 @@ findings:
   returned: always
   type: list
   elements: dict
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
 notes: {description: What is worth knowing., returned: success, type: list, elements: str}
 """
 

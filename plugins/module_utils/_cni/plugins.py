@@ -11,10 +11,9 @@ State:
 from __future__ import annotations
 
 import hashlib
-import json
 
 from .._core.change import Plan
-from .._core.files import BESIDE
+from .._core.files import BESIDE, recorded
 from ..hca import Tree
 
 MODE = "0755"
@@ -42,11 +41,7 @@ RECORD = "/var/lib/gpufabric-rdma/cni-plugins.json"
 
 def read(root: str, binaries: list[dict], directory: str) -> dict:
     tree, names = Tree(root), [item["name"] for item in binaries]
-    try:
-        record = json.loads(tree.read(RECORD) or "{}")
-    except ValueError:
-        record = {}
-    there = tree.listdir(directory)
+    record, there = recorded(tree, RECORD), tree.listdir(directory)
     return {
         "record": record,
         "files": {name: _file(tree, f"{directory}/{name}") for name in {*names, *record} if name in there},

@@ -197,18 +197,19 @@ def warn(module, texts: Iterable[str]) -> None:
         module.warn(clean(f"{node}: {text}"))
 
 
-def converge(module, read, plan, apply, more=None, quiet=False, check_mode=None) -> None:
+def converge(module, read, plan, apply, more=None, quiet=False, check_mode=None, **known) -> None:
     """End an AnsibleModule as settle() does.
 
     more: further keys of the result, made of the last plan and the changes; it may add notes to the plan.
-    quiet: see finish(). check_mode: that of the module, or that nothing is to be changed for another reason.
+    quiet: see finish(). check_mode: that of the module, or that nothing is to be changed for another reason. known:
+    keys of the result that a failure has too.
     """
     check_mode = module.check_mode if check_mode is None else check_mode
-    with reported(module):
+    with reported(module, **known):
         decided, changes = settle(read, plan, apply, check_mode)
         with contextlib.nullcontext() if check_mode or not changes else keeping(changes):
             further = more(decided, changes) if more else {}
-        finish(module, decided, changes, quiet, **further)
+        finish(module, decided, changes, quiet, **known, **further)
 
 
 def finish(module, plan: Plan, changes: list[Change], quiet: bool = False, **more) -> None:

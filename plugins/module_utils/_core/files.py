@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -40,18 +41,29 @@ def with_times(facts: dict, tree: Tree) -> dict:
     return facts
 
 
+def recorded(tree: Tree, path: str) -> dict:
+    """What a file that holds a JSON object says; nothing without one, and where it is damaged."""
+    try:
+        content = json.loads(tree.read(path) or "{}")
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def plan_file(plan: Plan, facts: dict, path: str, text: str) -> bool:
     """Plan the file with this text and mode 0644; True when its text would change."""
     owned = facts["owned_files"].get(path)
-    if owned is None:
-        plan.change(path, "write", "", text)
+    return plan_text(plan, path, owned and {**owned, "content": _ended(owned["content"])}, text)
+
+
+def plan_text(plan: Plan, path: str, seen: dict | None, text: str, mode: str = MODE) -> bool:
+    """The same for a file of which content and mode were seen, None without it."""
+    if seen is None or seen["content"] != text:
+        plan.change(path, "write", seen["content"] if seen else "", text)
         return True
-    if _same(owned["content"], text):
-        if owned["mode"] != MODE:
-            plan.change(path, "mode", owned["mode"], MODE)
-        return False
-    plan.change(path, "write", _ended(owned["content"]), text)
-    return True
+    if seen["mode"] != mode:
+        plan.change(path, "mode", seen["mode"], mode)
+    return False
 
 
 def plan_removal(plan: Plan, facts: dict, path: str) -> None:
@@ -391,10 +403,6 @@ def sha256_of(path: str) -> str:
 
 def under(root: str, path: str) -> str:
     return os.path.join(root, path.lstrip("/"))
-
-
-def _same(content: str, text: str) -> bool:
-    return content.rstrip("\n") == text.rstrip("\n")
 
 
 def _ended(content: str) -> str:

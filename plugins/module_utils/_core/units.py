@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from typing import Callable
 
 from .change import Change, Refused, failed
@@ -43,6 +44,13 @@ SystemCallFilter=~@privileged @resources
 SystemCallErrorNumber=EPERM
 IPAddressDeny=any
 """
+
+
+def shown(run: Callable, properties: Iterable[str], *units: str) -> list[dict[str, str]]:
+    """{property: value} of each unit, as systemctl shows them; none where it fails. units: options too."""
+    code, out, _error = run(["systemctl", "show", f"--property={','.join(properties)}", *units])
+    blocks = out.split("\n\n") if code == 0 else []
+    return [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
 
 
 def running(root: str) -> bool:

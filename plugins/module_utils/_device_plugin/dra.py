@@ -59,7 +59,7 @@ def objects(nodes: list[dict], settings: dict) -> list[dict]:
     space = settings["namespace"]
     accounts = [ACCOUNT] if settings["in_pods"] else sorted(ACCOUNT_OF_NODE + node["name"] for node in nodes)
     made = [] if settings["in_pods"] else [_namespace(space)]
-    made += [_account(name, space) for name in accounts]
+    made += [_object("v1", "ServiceAccount", name, space, automountServiceAccountToken=False) for name in accounts]
     made += [_role(), _binding(accounts, space), *_policy(settings["in_pods"], space)]
     return made + classes(nodes, settings["extended_resources"])
 
@@ -93,10 +93,6 @@ def _namespace(name: str) -> dict:
 def _object(version: str, kind: str, name: str, namespace: str = "", **fields) -> dict:
     meta = {"name": name, **({"namespace": namespace} if namespace else {}), "labels": dict(LABELS)}
     return {"apiVersion": version, "kind": kind, "metadata": meta, **fields}
-
-
-def _account(name: str, namespace: str) -> dict:
-    return _object("v1", "ServiceAccount", name, namespace, automountServiceAccountToken=False)
 
 
 def _role() -> dict:

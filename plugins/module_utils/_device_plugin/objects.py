@@ -17,8 +17,8 @@ ACCOUNT = OWNER
 _KUBELET = "/var/lib/kubelet"
 _REGISTRY = "/plugins_registry"
 # Its socket for the kubelet.
-_FILES = {"name": "plugin", "path": f"{_KUBELET}/plugins/rdma.gpufabric.io"}
-_CDI = {"name": "cdi", "path": "/var/run/cdi"}
+_FILES = f"{_KUBELET}/plugins/rdma.gpufabric.io"
+_CDI = "/var/run/cdi"
 
 
 def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> list[dict]:
@@ -37,10 +37,7 @@ def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> lis
     if settings["use_cdi"]:
         arguments.append("-use-cdi")
     if settings["use_cdi"] or over_dra:
-        container["volumeMounts"].append({"name": _CDI["name"], "mountPath": _CDI["path"]})
-        pod["volumes"].append(
-            {"name": _CDI["name"], "hostPath": {"path": _CDI["path"], "type": "DirectoryOrCreate"}},
-        )
+        _mount(pod, container, "cdi", _CDI)
     if over_dra:
         arguments += ["-mode", settings["api"], "-node-name", "$(NODE_NAME)"]
         _over_dra(pod, container)
@@ -52,7 +49,7 @@ def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> lis
         arguments += ["-kubelet-root", root]
         for item in [*container["volumeMounts"], *(volume.get("hostPath", {}) for volume in pod["volumes"])]:
             for key in ("mountPath", "path"):
-                if str(item.get(key, "")).endswith((_REGISTRY, _FILES["path"].rpartition("/")[2])):
+                if str(item.get(key, "")).endswith((_REGISTRY, _FILES.rpartition("/")[2])):
                     item[key] = root + item[key].removeprefix(_KUBELET)
     if arguments:
         container["args"] = arguments
@@ -70,7 +67,10 @@ def _over_dra(pod: dict, container: dict) -> None:
     pod["serviceAccountName"] = ACCOUNT
     pod["automountServiceAccountToken"] = True
     container["env"] = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
-    container["volumeMounts"].append({"name": _FILES["name"], "mountPath": _FILES["path"]})
-    pod["volumes"].append(
-        {"name": _FILES["name"], "hostPath": {"path": _FILES["path"], "type": "DirectoryOrCreate"}},
-    )
+    _mount(pod, container, "plugin", _FILES)
+
+
+def _mount(pod: dict, container: dict, name: str, path: str) -> None:
+    """A folder of the node at the same path in the pod."""
+    container["volumeMounts"].append({"name": name, "mountPath": path})
+    pod["volumes"].append({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 from .._core.change import Finding, Plan
+from .._core.files import plan_text
 
 NAME = "rdma-device-plugin"
 SERVICE = f"{NAME}.service"
@@ -22,7 +23,6 @@ TOKEN = f"/etc/{NAME}/token"
 UNIT = f"/etc/systemd/system/{SERVICE}"
 ENABLED = f"/etc/systemd/system/multi-user.target.wants/{SERVICE}"
 OBJECT = f"service {NAME}"
-MODE = "0644"
 GO, OURS = "the Go plugin", "another copy of this plugin"
 
 
@@ -50,9 +50,9 @@ def plan(state: dict, wanted: dict) -> Plan:
         made.change(CODE, "install", _sum(state["code"]), _sum(wanted["code"]))
     if state["stamp"] != wanted["stamp"]:
         made.change(VENV, "install", state["stamp"], wanted["stamp"])
-    _file(made, CONFIG, state["config"], wanted["config"])
+    plan_text(made, CONFIG, state["config"], wanted["config"])
     _credential(state, wanted["kubeconfig"], made)
-    _file(made, UNIT, state["unit"], wanted["unit"])
+    plan_text(made, UNIT, state["unit"], wanted["unit"])
     if not state["enabled"]:
         made.change(ENABLED, "link", "", UNIT)
     _service(state, made)
@@ -149,7 +149,7 @@ def _credential(state: dict, wanted: dict | None, made: Plan) -> None:
             "once it has"
         )
         return
-    _file(made, KUBECONFIG, state["kubeconfig"], kubeconfig({**cluster, **_server(wanted)}))
+    plan_text(made, KUBECONFIG, state["kubeconfig"], kubeconfig({**cluster, **_server(wanted)}))
 
 
 def _server(wanted: dict) -> dict:
@@ -167,13 +167,6 @@ def kubeconfig(cluster: dict) -> str:
         "current-context": NAME,
     }
     return json.dumps(document, indent=2) + "\n"
-
-
-def _file(made: Plan, path: str, seen: dict | None, text: str) -> None:
-    if seen is None or seen["content"] != text:
-        made.change(path, "write", seen["content"] if seen else "", text)
-    elif seen["mode"] != MODE:
-        made.change(path, "mode", seen["mode"], MODE)
 
 
 def _service(state: dict, made: Plan) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple, Optional
 
+from ..hca.text import natural
 from ..hca.tree import Tree
 
 _EFI = "/sys/firmware/efi"
@@ -18,8 +19,8 @@ _DKMS_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 # dkms 2.x: "name, version, kernel, arch: state"; 3.x: "name/version, kernel, arch: state"; not built: no kernel.
 _LINE = re.compile(
-    r"^(?P<module>[^/,\s]+)(?:/|, )(?P<version>[^,:\s]+)"
-    r"(?:, (?P<kernel>[^,\s]+), (?P<architecture>[^:\s]+))?: (?P<state>[a-z-]+)(?P<remark>.*)$"
+    r"^([^/,\s]+)(?:/|, )([^,:\s]+)"
+    r"(?:, ([^,\s]+), [^:\s]+)?: ([a-z-]+)(.*)$"
 )
 # The states and remarks of a module in order: built for this kernel or, by weak-modules, for one of the same interface;
 # the kernel's own copy is kept aside.
@@ -44,16 +45,8 @@ def parse(text: str) -> list[Build]:
     for line in text.splitlines():
         match = _LINE.match(line.strip())
         if match:
-            fields = match.groupdict()
-            builds.append(
-                Build(
-                    fields["module"],
-                    fields["version"],
-                    fields["kernel"],
-                    fields["state"],
-                    fields["remark"].strip(" ()"),
-                )
-            )
+            module, version, kernel, state, remark = match.groups()
+            builds.append(Build(module, version, kernel, state, remark.strip(" ()")))
     return builds
 
 
@@ -68,7 +61,7 @@ def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -
         mine = [build for build in builds if build.module == module]
         if not mine:
             continue
-        version = max((build.version for build in mine), key=_natural)
+        version = max((build.version for build in mine), key=natural)
         for kernel in kernels:
             build = next((b for b in mine if b.version == version and b.kernel == kernel), None)
             state = build.state if build else "added"
@@ -96,10 +89,6 @@ def tail(log: str, lines: int = _TAIL) -> str:
     if errors and errors[0] < start:
         start = max(errors[0] - 2, 0)
     return "\n".join(text[start : start + lines])
-
-
-def _natural(version: str) -> list:
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", version) if part]
 
 
 def secure_boot(tree: Tree) -> dict[str, Any]:

@@ -7,10 +7,12 @@ the installation itself blocked, the gate refuses before anything on the node ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
 from .._core.change import Finding
+from .._core.text import count, listing
 from ..hca.text import is_unknown
 from .risk import CONSUMERS, PEERMEM, STACK
 
@@ -18,7 +20,7 @@ NOTHING, RELOAD, REBOOT, REFUSE = "nothing", "reload", "reboot", "refuse"
 INSTALL = "install"
 EVERYTHING = (INSTALL, RELOAD, REBOOT)
 ACTIVATION = (RELOAD, REBOOT)
-_SHOWN = 4
+_few = functools.partial(listing, most=4)
 
 
 class Reason(NamedTuple):
@@ -104,21 +106,15 @@ def _nothing(facts: dict) -> str:
 
 def _refusal(reasons: list[Reason]) -> str:
     objects = list(dict.fromkeys(reason.finding.object for reason in reasons))
-    return f"The driver stays as it is because of {_listing(objects)}."
+    return f"The driver stays as it is because of {_few(objects)}."
 
 
 def _summary(verdict: str, needed: str, reasons: list[Reason]) -> str:
     if verdict == RELOAD:
         return f"A driver reload is enough: {needed}."
     against = [reason.finding.object for reason in reasons if RELOAD in reason.closes]
-    why = f"a reload is ruled out by {_listing(dict.fromkeys(against))}" if against else "a reboot was asked for"
+    why = f"a reload is ruled out by {_few(dict.fromkeys(against))}" if against else "a reboot was asked for"
     return f"A reboot is needed: {needed}; {why}."
-
-
-def _listing(items: Iterable[str]) -> str:
-    items = list(items)
-    shown = ", ".join(items[:_SHOWN])
-    return f"{shown} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else shown
 
 
 def _steps(verdict: str, risk: dict, wanted: dict) -> list[str]:
@@ -145,20 +141,19 @@ def _steps(verdict: str, risk: dict, wanted: dict) -> list[str]:
 
 
 def _kept(risk: dict) -> str:
-    parts = [f"MTU, state and addresses of {_listing(netdev['name'] for netdev in risk['netdevs'])}"]
+    parts = [f"MTU, state and addresses of {_few(netdev['name'] for netdev in risk['netdevs'])}"]
     parts = parts if risk["netdevs"] else []
     parts += [f"{entry['enabled']} virtual functions of {entry['hca']}" for entry in risk["virtual_functions"]]
     return ", ".join(parts)
 
 
 def _reasons(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
-    yield from _ownership(facts, risk)
+    yield from (Reason(finding, EVERYTHING) for finding in _ownership(facts, risk))
     yield from _bootable(facts, risk, wanted)
     yield from _names(risk, wanted)
     yield from _workloads(risk, wanted)
-    yield from _reachability(risk)
-    yield from _users(risk, wanted)
-    yield from _lost_by_reload(risk)
+    for finding in (*_reachability(risk), *_users(risk, wanted), *_lost_by_reload(risk)):
+        yield Reason(finding, (RELOAD,))
     if wanted.get("reload_allowed") is False:
         yield Reason.of(
             "driver_reload_allowed",
@@ -170,39 +165,36 @@ def _reasons(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
         )
 
 
-def _ownership(facts: dict, risk: dict) -> Iterator[Reason]:
+def _ownership(facts: dict, risk: dict) -> Iterator[Finding]:
     container = facts["node"]["container"]
     if container:
-        yield Reason.of(
+        yield Finding(
             "kernel",
             "a machine with its own kernel",
             f"a {container} container, which shares its host's kernel",
             "run this on the container's host",
             "container",
-            EVERYTHING,
         )
     for operator in risk["operators"]:
         if operator["pods"] or operator["traces"]:
             evidence = operator["pods"] or operator["traces"]
-            left = f"; it left {_listing(operator['blacklists'])}" if operator["blacklists"] else ""
-            yield Reason.of(
+            left = f"; it left {_few(operator['blacklists'])}" if operator["blacklists"] else ""
+            yield Finding(
                 f"driver owned by the {operator['owner']}",
                 "one owner of the driver: this role",
-                f"{_listing(evidence)}{left}",
+                f"{_few(evidence)}{left}",
                 f"choose one owner: remove {operator['policy']} and run again, or keep it and set "
                 "driver_flavor: verify here",
                 "cluster-operator",
-                EVERYTHING,
             )
         elif operator["blacklists"]:
             path = operator["blacklists"][0]
-            yield Reason.of(
+            yield Finding(
                 path,
                 "no file that keeps the driver from loading",
                 f"left behind by the {operator['owner']}, whose driver container is gone",
                 f"remove {path}, or restore the container: otherwise the HCAs come up without a driver",
                 "operator-blacklist",
-                EVERYTHING,
             )
 
 
@@ -260,7 +252,7 @@ def _names(risk: dict, wanted: dict) -> Iterator[Reason]:
         yield Reason.of(
             f"interface {interface['netdev']}",
             "an interface that carries management configured by its MAC: another driver may show other port names",
-            f"{_listing(places)} {'has' if len(places) == 1 else 'have'} the name {interface['netdev']}",
+            f"{_few(places)} {'has' if len(places) == 1 else 'have'} the name {interface['netdev']}",
             f"match {interface['mac']} there, or tie the name to it with a .link file, or set "
             "driver_rename_allowed: true where the node can be reached in another way",
             "name-change",
@@ -277,7 +269,7 @@ def _workloads(risk: dict, wanted: dict) -> Iterator[Reason]:
     yield Reason.of(
         f"{len(names)} running {'pod' if len(names) == 1 else 'pods'}",
         "a drained node",
-        _listing(names),
+        _few(names),
         "drain the node yourself and run again"
         if denied
         else "set driver_drain_allowed: true (cordon and drain before, uncordon after), or drain the node yourself",
@@ -287,139 +279,124 @@ def _workloads(risk: dict, wanted: dict) -> Iterator[Reason]:
     )
 
 
-def _reachability(risk: dict) -> Iterator[Reason]:
+def _reachability(risk: dict) -> Iterator[Finding]:
     for way in risk["management"]:
         over = way["netdev"] if way["via"] == way["netdev"] else f"{way['via']}, which is on top of {way['netdev']}"
-        yield Reason.of(
+        yield Finding(
             f"interface {way['netdev']}",
             "management access that does not use an HCA",
             f"{way['why']} uses {over}",
             "reboot instead: a reload removes the interface and with it the connection needed to restore it",
             "management-path",
-            (RELOAD,),
         )
     for entry in risk["storage"]:
-        yield Reason.of(
+        yield Finding(
             f"{entry['mount']} on {entry['device']}",
             "storage that does not use the stack",
             entry["why"],
             "reboot instead" if entry["mount"] in ("/", "swap") else f"unmount {entry['mount']}, or reboot instead",
             "storage",
-            (RELOAD,),
         )
 
 
-def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
+def _users(risk: dict, wanted: dict) -> Iterator[Finding]:
     """What holds the modules: processes, other modules, and unexplained users."""
     drained = wanted.get("drain_allowed") is True
     processes = [process for process in risk["processes"] if not (drained and process["pod"])]
     for process in processes:
         unit = f" of {process['unit']}" if process["unit"] else ""
-        yield Reason.of(
+        yield Finding(
             f"process {process['pid']} ({process['command']})",
             "no user of the RDMA devices",
-            f"{process['command']}{unit} has {_listing(process['devices'])} open",
+            f"{process['command']}{unit} has {_few(process['devices'])} open",
             f"stop {process['unit'] or 'it'} and run again, or reboot instead",
             "process",
-            (RELOAD,),
         )
     yield from _modules(risk["modules"])
     if not processes:
         yield from _unexplained(risk["modules"])
 
 
-def _modules(modules: dict) -> Iterator[Reason]:
+def _modules(modules: dict) -> Iterator[Finding]:
     """Modules of others that use the stack."""
     expected = {*STACK, *PEERMEM}
     for name in sorted(modules):
         if name in CONSUMERS:
-            yield Reason.of(
+            yield Finding(
                 f"module {name}",
                 "unloaded",
-                f"{CONSUMERS[name]} is loaded and uses the stack, {_uses(modules[name]['refcount'])}",
+                f"{CONSUMERS[name]} is loaded and uses the stack, in use {count(modules[name]['refcount'], 'time')}",
                 f"stop what uses it and unload it (modprobe -r {name}), or reboot instead",
                 "consumer",
-                (RELOAD,),
             )
         elif name in PEERMEM and modules[name]["refcount"] > len(modules[name]["holders"]):
-            yield Reason.of(
+            yield Finding(
                 f"module {name}",
                 "no GPU job that uses RDMA",
-                _uses(modules[name]["refcount"]),
+                f"in use {count(modules[name]['refcount'], 'time')}",
                 "stop the GPU jobs of this node and run again, or reboot instead",
                 "peermem-in-use",
-                (RELOAD,),
             )
         elif name not in expected:
-            yield Reason.of(
+            yield Finding(
                 f"module {name}",
                 "no third-party module on the stack",
-                f"it holds {_listing(sorted(other for other in modules if name in modules[other]['holders']))}",
+                f"it holds {_few(sorted(other for other in modules if name in modules[other]['holders']))}",
                 f"unload it (modprobe -r {name}), or reboot instead; make sure it is rebuilt for the new stack",
                 "third-party",
-                (RELOAD,),
             )
 
 
-def _unexplained(modules: dict) -> Iterator[Reason]:
+def _unexplained(modules: dict) -> Iterator[Finding]:
     for name in STACK:
         module = modules.get(name)
         if module and module["refcount"] > len(module["holders"]):
-            yield Reason.of(
+            yield Finding(
                 f"module {name}",
                 "held by modules only",
-                f"{_uses(module['refcount'])}, {len(module['holders'])} of them by modules; "
+                f"in use {count(module['refcount'], 'time')}, {len(module['holders'])} of them by modules; "
                 "the rest is inside the kernel",
                 "reboot instead",
                 "unknown-user",
-                (RELOAD,),
             )
 
 
-def _uses(count: int) -> str:
-    return f"in use {count} {'time' if count == 1 else 'times'}"
-
-
-def _lost_by_reload(risk: dict) -> Iterator[Reason]:
+def _lost_by_reload(risk: dict) -> Iterator[Finding]:
     """State that is lost with the driver and cannot be restored here."""
     for entry in risk["switched"]:
-        yield Reason.of(
+        yield Finding(
             f"embedded switch of {entry['hca']}",
             "nothing that only the running driver holds",
-            _listing(entry["evidence"]),
+            _few(entry["evidence"]),
             "reboot instead; what sets switchdev mode, sub-functions and parameters at boot does so again",
             "switchdev",
-            (RELOAD,),
         )
     for entry in risk["virtual_functions"]:
         if entry["passed_through"]:
-            yield Reason.of(
+            yield Finding(
                 f"virtual functions of {entry['hca']}",
                 "none in a virtual machine",
-                f"{_listing(entry['passed_through'])} are passed through to a virtual machine",
+                f"{_few(entry['passed_through'])} are passed through to a virtual machine",
                 "stop the virtual machines and run again",
                 "vf-passed-through",
-                (RELOAD,),
             )
         if entry["settings"] is None:
-            yield Reason.of(
+            yield Finding(
                 f"virtual functions of {entry['hca']}",
                 "settings that can be read and restored",
                 f"{entry['enabled']} enabled; this driver does not show their MACs and GUIDs in sysfs",
                 "reboot instead; whatever creates the virtual functions at boot creates them again",
                 "vf-settings",
-                (RELOAD,),
             )
     for netdev in risk["netdevs"]:
         if netdev["master"] or netdev["upper"]:
             above = sorted({*([netdev["master"]] if netdev["master"] else []), *netdev["upper"]})
-            yield Reason.of(
+            yield Finding(
                 f"interface {netdev['name']}",
                 "no device on top of it",
-                f"{_listing(above)} is on top of it and would lose it for good",
+                f"{_few(above)} is on top of it and would lose it for good",
                 "reboot instead: bonds, bridges, VLANs and macvlans are set up again at boot",
                 "upper-device",
-                (RELOAD,),
             )
 
 

@@ -148,18 +148,9 @@ def service_file() -> str:
 
 def update_command(source: str) -> list[str]:
     """Refresh the lists of one apt source and leave all others alone."""
-    return [
-        "apt-get",
-        "update",
-        "-o",
-        f"Dir::Etc::SourceList={source}",
-        "-o",
-        "Dir::Etc::SourceParts=/dev/null",
-        "-o",
-        "APT::Get::List-Cleanup=0",
-        "-o",
-        "APT::Update::Error-Mode=any",
-    ]
+    only = (f"Dir::Etc::SourceList={source}", "Dir::Etc::SourceParts=/dev/null")
+    options = (*only, "APT::Get::List-Cleanup=0", "APT::Update::Error-Mode=any")
+    return ["apt-get", "update", *(word for option in options for word in ("-o", option))]
 
 
 def install_command(kind: str, names: list[str], downgrade: bool = False) -> list[str]:

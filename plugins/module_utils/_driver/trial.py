@@ -33,7 +33,11 @@ _LINES = 12
 
 
 class Trial:
-    """A folder in which a change is tried; a context manager."""
+    """A folder in which a change is tried; a context manager.
+
+    resolve(wanted, names, tools, downgrade): ({name: exact version}, archives whose DKMS sources can be built). Nothing
+    on the node changes.
+    """
 
     kind = ""
 
@@ -47,12 +51,6 @@ class Trial:
 
     def __exit__(self, *_exception: Any) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
-
-    def resolve(
-        self, wanted: dict, names: list[str], tools: list[str], downgrade: bool
-    ) -> tuple[dict[str, str], list[str]]:
-        """({name: exact version}, archives whose DKMS sources can be built). Nothing on the node changes."""
-        raise NotImplementedError
 
     def build(self, archives: list[str], kernels: list[str], architecture: str) -> None:
         """The base module builds for every kernel, with the real dkms in a separate tree."""

@@ -5,12 +5,12 @@ PRIVATE to the collection.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Callable, Optional
 from xml.etree import ElementTree
 
 from .._core import programs
+from .._core.files import recorded
 from ..hca import Tree
 from ..hca.routes import usable
 from .networks import netdevs
@@ -39,7 +39,7 @@ def info(tree: Tree, run: Callable) -> dict:
         "address": address.partition("/")[0] or None,
         "netdev": name or None,
         "addresses": addresses,
-        "bound": {protocol: _bound(tree, protocol) for protocol in ("tcp", "udp")},
+        "bound": {protocol: programs.bound(tree, protocol) for protocol in ("tcp", "udp")},
         "recorded": _recorded(tree),
         "installed": [tool for tool, program in ((UFW, "ufw"), (FIREWALLD, "firewall-cmd")) if programs.found(program)],
     }
@@ -73,22 +73,8 @@ def _tool(tree: Tree, run: Callable) -> Optional[str]:
 
 def _recorded(tree: Tree) -> list[dict]:
     """Rules that we opened. A record that is not ours proves nothing."""
-    try:
-        rules = json.loads(tree.read(RECORD) or "{}")["rules"]
-    except (ValueError, TypeError, KeyError):
-        return []
+    rules = recorded(tree, RECORD).get("rules")
     return [rule for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
-
-
-def _bound(tree: Tree, protocol: str) -> list[int]:
-    """Ports that something listens on (TCP) or is bound to (UDP)."""
-    ports = set()
-    for path in (f"/proc/net/{protocol}", f"/proc/net/{protocol}6"):
-        for line in (tree.read(path) or "").splitlines()[1:]:
-            columns = line.split()
-            if len(columns) > 3 and columns[3] == {"tcp": "0A", "udp": "07"}[protocol]:
-                ports.add(int(columns[1].rpartition(":")[2], 16))
-    return sorted(ports)
 
 
 def _names_vrrp(said: str) -> bool:

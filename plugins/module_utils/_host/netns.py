@@ -40,7 +40,8 @@ def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, 
     """Whether our file may be written and will win; reports what else sets the mode."""
     against = [source for source in sources if not source["ours"] and source["mode"] != mode]
     cmdline = [source for source in against if source["path"] == CMDLINE]
-    later = [source for source in against if source not in cmdline and _sorts_after_ours(source["path"])]
+    own = os.path.basename(paths.OWN_MODPROBE)
+    later = [source for source in against if source not in cmdline and os.path.basename(source["path"]) > own]
     files = [source for source in against if source not in cmdline and source not in later]
     for source in cmdline:
         made.finding(
@@ -76,10 +77,6 @@ def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, 
         return False
     made.notes.extend(f"{_where(source)}; {paths.OWN_MODPROBE} is read later and wins" for source in files)
     return True
-
-
-def _sorts_after_ours(path: str) -> bool:
-    return os.path.basename(path) > os.path.basename(paths.OWN_MODPROBE)
 
 
 def _plan_running(facts: dict, mode: str, offline: str | None, busy: bool, made: Plan) -> None:

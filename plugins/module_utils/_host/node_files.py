@@ -16,7 +16,8 @@ State:
 from __future__ import annotations
 
 from .._core.change import Plan, kernel_out_of_reach
-from .._core.units import SYSTEM, running
+from .._core.files import plan_text
+from .._core.units import SYSTEM, running, shown
 from ..hca import Tree, modules, node
 
 # Replaces the text of a secret wherever a plan is shown.
@@ -117,12 +118,8 @@ def file(tree: Tree, path: str):
 def _unit_states(names: list, run) -> dict:
     if not names:
         return {}
-    code, out, _error = run(
-        ["systemctl", "show", "--timestamp=unix", *(f"--property={key}" for key in PROPERTIES), *names]
-    )
     units = {}
-    for block in out.split("\n\n") if code == 0 else ():
-        fields = dict(line.partition("=")[::2] for line in block.splitlines())
+    for fields in shown(run, PROPERTIES, "--timestamp=unix", *names):
         started = fields.get("ExecMainStartTimestamp", "").lstrip("@")
         units[fields.get("Id")] = {
             "active": fields.get("ActiveState") in ("active", "activating", "reloading"),
@@ -184,7 +181,7 @@ def plan(state: dict, wanted: dict) -> Plan:
     for unit in wanted["units"]:
         _stopped(made, state, unit)
     for item in wanted["files"]:
-        _file(made, item["path"], state["files"].get(item["path"]), item["content"], item["mode"])
+        plan_text(made, item["path"], state["files"].get(item["path"]), item["content"], item["mode"])
     for item in wanted["secrets"]:
         _secret(made, item, state["secrets"].get(item["path"]))
     _units_enabled(made, state, wanted["units"])
@@ -226,15 +223,6 @@ def _exclusive(made: Plan, item: dict, others) -> None:
             )
         else:
             made.not_applied.append(f"{path} is left as it is ({item['consent']}: false): {item['reason']}")
-
-
-def _file(made: Plan, path: str, found: dict | None, content: str, mode: str) -> None:
-    if found is None:
-        made.change(path, "write", "", content)
-    elif found["content"] != content:
-        made.change(path, "write", found["content"], content)
-    elif found["mode"] != mode:
-        made.change(path, "mode", found["mode"], mode)
 
 
 def _secret(made: Plan, item: dict, found: dict | None) -> None:

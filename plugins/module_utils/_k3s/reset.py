@@ -24,7 +24,6 @@ CONTAINERD = ("/run/k3s/containerd", f"{k3s.DATA}/agent/containerd")
 SUBNET = "/run/flannel/subnet.env"
 POD_NETWORK = "cbr0"  # as the role flannel calls it
 VOLUMES = f"{k3s.DATA}/storage"
-PROGRAMS = f"{k3s.DATA}/data/current/bin/aux"  # where k3s unpacks iptables
 NETWORKS = "/etc/cni/multus/net.d"
 ATTACHED = "gpufabric-rdma-"  # how our files there begin
 

@@ -5,7 +5,6 @@ PRIVATE to the collection. Reads through a root prefix; the few commands it runs
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -14,8 +13,9 @@ import sys
 import time
 from typing import Callable
 
-from .._core.files import under, write
-from .._core.units import started_at
+from .._core import programs
+from .._core.files import recorded, sha256_of, under, write
+from .._core.units import shown, started_at
 from ..hca import Tree
 from ..hca import node as hca_node
 from ..hca.routes import destinations
@@ -52,9 +52,10 @@ def node(root: str, run: Callable) -> dict:
     del state["files"]  # they may contain secrets and stay on the node
     shared = address.configured(tree.read(address.CONFIG))
     release = hca_node.system(hca_node.os_release(tree))
+    machine = tree.read("/proc/sys/kernel/arch") or Seams.of(tree).machine() or "unknown"
     return {
         **state,
-        "architecture": _architecture(tree.read("/proc/sys/kernel/arch") or Seams.of(tree).machine()),
+        "architecture": _MACHINES.get(machine, machine),
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}" if tree.live else None,
         "ensurepip": not tree.live or importlib.util.find_spec("ensurepip") is not None,
         "clock": time.time() if tree.live else None,
@@ -71,11 +72,11 @@ def node(root: str, run: Callable) -> dict:
         "iptables": _iptables(run) if tree.live else None,
         "version": version(tree, run),
         "others": sorted(set(others(tree).values())),
-        "listening": _listening(tree),
+        "listening": programs.bound(tree, "tcp"),
         "server_url": _server_url(tree),
         "joined": tree.exists(f"{k3s.DATA}/agent/kubelet.kubeconfig"),
         "cluster": tree.isdir(f"{k3s.DATA}/server/db") or tree.exists(f"{k3s.DATA}/server/tls/server-ca.crt"),
-        "sums": _sums(tree, root),
+        "sums": {path: digest for path, digest in state["inputs"].items() if _is_large(path)},
     }
 
 
@@ -105,10 +106,10 @@ def converging(root: str, run: Callable, token: str | None = None) -> dict:
     """The input of `_k3s.plan.plan`."""
     tree = Tree(root)
     running = _running(run) if tree.live else {}
-    record = _record(tree)
+    record = recorded(tree, k3s.RECORD)
     files = {path: _file(tree, path) for path in _TEXT_FILES}
     foreign = [path for path, seen in files.items() if seen and not ours(seen)]
-    present = inputs(tree, root, record)
+    present = {path: row["sha256"] for path, row in inputs(tree, root, record).items()}
     return {
         "files": {path: seen for path, seen in files.items() if seen},
         "foreign_files": foreign,
@@ -122,14 +123,17 @@ def converging(root: str, run: Callable, token: str | None = None) -> dict:
     }
 
 
-def inputs(tree: Tree, root: str, record: dict) -> dict[str, str]:
-    """{path: sha256} of everything k3s reads at start from our files or from files beside them."""
+def inputs(tree: Tree, root: str, record: dict) -> dict[str, dict]:
+    """{path: identity and sha256} of everything k3s reads at start from our files or from files beside them.
+
+    An image archive is one of them; a hidden file beside them is k3s' own record of its imports.
+    """
     found = [k3s.BINARY, k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES]
     for name in k3s.SERVICES.values():
         found += [f"/etc/systemd/system/{name}.service", *drop_ins(tree, f"{name}.service")]
-    found += _archives(tree)
+    found += [f"{k3s.IMAGES}/{name}" for name in sorted(tree.listdir(k3s.IMAGES)) if not name.startswith(".")]
     known = record.get("hashes") or {}
-    return {path: _sum(tree, root, path, known)["sha256"] for path in found if tree.exists(path)}
+    return {path: _sum(tree, root, path, known.get(path) or {}) for path in found if tree.exists(path)}
 
 
 def younger(written: dict, running: dict[str, dict], known: str | None) -> list[str]:
@@ -145,46 +149,25 @@ def younger(written: dict, running: dict[str, dict], known: str | None) -> list[
 def remember(root: str, run: Callable) -> None:
     """Record what k3s was started with, and the digests of large files with what identifies them as unchanged."""
     tree = Tree(root)
-    record = _record(tree)
-    known = record.get("hashes") or {}
-    now = inputs(tree, root, record)
-    large = {path: _sum(tree, root, path, known) for path in now if path == k3s.BINARY or path.startswith(k3s.IMAGES)}
+    rows = inputs(tree, root, recorded(tree, k3s.RECORD))
+    now = {path: row["sha256"] for path, row in rows.items()}
+    large = {path: row for path, row in rows.items() if _is_large(path)}
     running = _running(run) if tree.live else {}
     start = next((process["invocation"] for process in running.values()), None)
     text = json.dumps({"inputs": now, "hashes": large, "invocation": start}, indent=1, sort_keys=True) + "\n"
     write(under(root, k3s.RECORD), text)
 
 
-def _record(tree: Tree) -> dict:
-    try:
-        found = json.loads(tree.read(k3s.RECORD) or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _sums(tree: Tree, root: str) -> dict[str, str]:
-    """{path: sha256} of the program and the image archives, which the controller compares with the bundle."""
-    known = _record(tree).get("hashes") or {}
-    places = [k3s.BINARY, *_archives(tree)]
-    return {path: _sum(tree, root, path, known)["sha256"] for path in places if tree.exists(path)}
-
-
-def _archives(tree: Tree) -> list[str]:
-    """Image archives; a hidden file beside them is k3s' own record of its imports."""
-    return [f"{k3s.IMAGES}/{name}" for name in sorted(tree.listdir(k3s.IMAGES)) if not name.startswith(".")]
+def _is_large(path: str) -> bool:
+    """Whether it is the program or an image archive, which the controller compares with the bundle."""
+    return path == k3s.BINARY or path.startswith(k3s.IMAGES)
 
 
 def _sum(tree: Tree, root: str, path: str, known: dict) -> dict:
     seen = tree.stat(path)
     identity = [seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino]
-    if (known.get(path) or {}).get("identity") == identity:
-        return known[path]
-    digest = hashlib.sha256()
-    with open(under(root, path), "rb") as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(block)
-    return {"identity": identity, "sha256": digest.hexdigest()}
+    same = known.get("identity") == identity
+    return known if same else {"identity": identity, "sha256": sha256_of(under(root, path))}
 
 
 def _file(tree: Tree, path: str) -> dict | None:
@@ -209,11 +192,8 @@ def _running(run: Callable) -> dict[str, dict]:
     systemd is asked: the control group of a stopped k3s still holds containers. A start takes minutes, and the run that
     triggered it may have been killed.
     """
-    units = [f"{name}.service" for name in k3s.SERVICES.values()]
-    code, out, _error = run(["systemctl", "show", f"--property={','.join(_SHOWN)}", *units])
     found = {}
-    for block in out.split("\n\n") if code == 0 else ():
-        said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+    for said in shown(run, _SHOWN, *(f"{name}.service" for name in k3s.SERVICES.values())):
         pid, starting = int(said.get("MainPID") or 0), said.get("ActiveState") == "activating"
         # Without a process it is between two restart attempts.
         if said.get("ActiveState") == "active" or (starting and pid):
@@ -255,10 +235,6 @@ def _secret(token: str) -> str:
     return token.strip().rpartition("::")[2].rpartition(":")[2]
 
 
-def _architecture(machine: str | None) -> str:
-    return _MACHINES.get(machine or "", machine or "unknown")
-
-
 def _addresses(tree: Tree) -> list[dict]:
     found = Seams.of(tree).addresses() or {}
     return [{"netdev": name, "address": entry} for name in sorted(found) for entry in found[name]]
@@ -286,17 +262,6 @@ def version(tree: Tree, run: Callable) -> str | None:
     code, out, _error = run([k3s.BINARY, "--version"])
     words = out.split()
     return words[2] if code == 0 and len(words) > 2 else None
-
-
-def _listening(tree: Tree) -> list[int]:
-    """TCP ports of IPv4 and IPv6 that something listens on."""
-    ports = set()
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in (tree.read(path) or "").splitlines()[1:]:
-            columns = line.split()
-            if len(columns) > 3 and columns[3] == "0A":
-                ports.add(int(columns[1].rpartition(":")[2], 16))
-    return sorted(ports)
 
 
 def _server_url(tree: Tree) -> str | None:

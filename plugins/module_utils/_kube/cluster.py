@@ -78,8 +78,11 @@ def cni_objects(items: list[dict]) -> list[dict]:
         if item["kind"] == "DaemonSet" and any(word in item["metadata"]["name"] for word in ("flannel", "multus"))
     ]
     beside = {item["metadata"]["namespace"] for item in daemons}
-    maps = [item for item in items if item["kind"] == "ConfigMap" and item["metadata"]["namespace"] in beside]
-    return [bare(item) for item in daemons] + [{**bare(item), "data": item.get("data") or {}} for item in maps]
+    return [*map(bare, daemons), *(item for item in _maps(items) if item["metadata"]["namespace"] in beside)]
+
+
+def _maps(items: list[dict]) -> list[dict]:
+    return [{**bare(item), "data": item.get("data") or {}} for item in items if item["kind"] == "ConfigMap"]
 
 
 def plugin_objects(items: list[dict]) -> list[dict]:
@@ -96,12 +99,8 @@ def plugin_objects(items: list[dict]) -> list[dict]:
                 for volume in volumes
                 if "configMap" in volume
             }
-    maps = [
-        item
-        for item in items
-        if item["kind"] == "ConfigMap" and (item["metadata"]["namespace"], item["metadata"]["name"]) in mounted
-    ]
-    return [bare(item) for item in daemons] + [{**bare(item), "data": item.get("data") or {}} for item in maps]
+    places = [(item["metadata"]["namespace"], item["metadata"]["name"], item) for item in _maps(items)]
+    return [*map(bare, daemons), *(item for namespace, name, item in places if (namespace, name) in mounted)]
 
 
 def node(item: dict) -> dict:

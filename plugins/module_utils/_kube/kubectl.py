@@ -6,10 +6,8 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
-from urllib.parse import urlsplit
 
 from .._core.change import Finding, Refused
 
@@ -20,10 +18,8 @@ OF_K3S = ("k3s", "kubectl")
 POLL_SECONDS = 3
 # How long an API server that gives no answer is asked again before it is named.
 API_SECONDS = 60
-# How long one that answers at all may take for a TLS handshake.
-HANDSHAKE_SECONDS = 30
-# KUBECONFIG of _k3s.config, whose import would double that of a module that asks kubectl; a test compares them.
-_OF_K3S = "/etc/rancher/k3s/k3s.yaml"
+# How long one that answers at all may take to say so; kubectl gives up a connection after 30 s, and names the address.
+ANSWER_SECONDS = 45
 # In place of an exit status, and no program's: kubectl came to no end of its own, or could not be started.
 NO_END, NOT_STARTED = -1, -2
 CANNOT_START = "cannot be started"
@@ -132,41 +128,6 @@ def as_list(objects: list[dict]) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
 
 
-def silence(config: str, seconds: float) -> str | None:
-    """Why no TLS server answers at the address in a kubeconfig within so many seconds; None where one does.
-
-    Where packets are dropped, kubectl dials for minutes before it says so. Whose certificate it is, kubectl checks.
-    """
-    address = _server(config)
-    if address is None:
-        return None
-    import ssl  # half a second on a slow node, for this alone
-
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    where = "connection to the server {}:{}".format(*address)
-    try:
-        with socket.create_connection(address, seconds) as connection, context.wrap_socket(connection):
-            return None
-    except ssl.SSLError:
-        return None  # something answered
-    except socket.timeout:
-        return f"{where}: no answer within {seconds:g} s"
-    except OSError as error:
-        return f"{where}: {error.strerror or error}"
-
-
-def _server(config: str) -> tuple[str, int] | None:
-    """(host, port) of the server in a kubeconfig; None where it cannot be read, for kubectl to say why."""
-    try:
-        with open(config, encoding="utf-8") as text:
-            found = re.search(r"^\s*server:\s*[\"']?https://([^\s\"'/]+)", text.read(), re.MULTILINE)
-        where = urlsplit(f"//{found.group(1) if found else ''}")
-        return (where.hostname, where.port or 443) if where.hostname else None
-    except (OSError, ValueError):
-        return None
-
-
 # --- the client -------------------------------------------------------------------------------------------------------
 
 
@@ -265,30 +226,12 @@ class Kubectl:
             answer = self._run_whole(words, None, limit, whole)
         return answer
 
-    def dial(self) -> None:
-        """Raises Unreachable where nothing answers at the API server's address."""
-        config = self._config()
-        if config is None:
-            return
-
-        def call():
-            why = silence(config, HANDSHAKE_SECONDS)
-            return (NO_END, "", why) if why else (0, "", "")
-
-        code, _out, error = retry_until(call, self._patience, self._clock, self._sleep)
-        if code:
-            raise Unreachable(error, self._next_step)
-
-    def _config(self) -> str | None:
-        """The kubeconfig that the command reads, where it says so."""
-        for word, following in zip(self._argv, [*self._argv[1:], ""]):
-            if word.startswith("--kubeconfig"):
-                return word.partition("=")[2] or following or None
-        return _OF_K3S if os.path.basename(self._argv[0]) == "k3s" else None
-
     def await_server(self) -> None:
-        """Raises Unreachable where the API server stays silent."""
-        self.run_retrying("get", "--raw=/readyz")
+        """Raises Unreachable where the API server stays silent.
+
+        A call for objects would first ask for the types of all groups, and where packets are dropped dial for minutes.
+        """
+        self.run_retrying("get", "--raw=/readyz", limit=min(self._limit, ANSWER_SECONDS))
 
     def _run_whole(self, words, text, limit, whole) -> tuple[int, str, str]:
         code, out, error = self.run(*words, text=text, limit=limit)

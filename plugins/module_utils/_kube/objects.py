@@ -95,23 +95,19 @@ def of_all(parts: list[dict]) -> list[dict]:
     return [item for part in parts for item in part["wanted"]]
 
 
-def _force(part: dict) -> bool:
-    """Whether fields of other managers do not matter: taken over, or from Git, where only values count."""
-    return part["applied_by"] == "gitops" or part["takeover_allowed"] is True
+def ways(parts: list[dict]) -> dict[Key, tuple[bool, bool]]:
+    """{object: (force, whether to revert what was changed by hand)}.
 
-
-def overridden(parts: list[dict]) -> set[Key]:
-    """The objects whose fields are set whoever manages them."""
-    return {Key.of(item) for part in parts if _force(part) for item in part["wanted"]}
-
-
-def alike(parts: list[dict], items: list[dict]) -> Iterable[tuple[tuple[bool, bool], list[dict]]]:
-    """((force, whether to revert what was changed by hand), those of the items that the server is asked so about)."""
-    ways = {
-        Key.of(item): (_force(part), part["takeover_allowed"] is not False) for part in parts for item in part["wanted"]
+    force: fields of other managers do not matter: taken over, or from Git, where only values count.
+    """
+    return {
+        Key.of(item): (
+            part["applied_by"] == "gitops" or part["takeover_allowed"] is True,
+            part["takeover_allowed"] is not False,
+        )
+        for part in parts
+        for item in part["wanted"]
     }
-    for way in sorted(set(ways.values())):
-        yield way, [item for item in items if ways[Key.of(item)] == way]
 
 
 def _wrong(obj: str, wanted: str, seen: str) -> Finding:

@@ -174,20 +174,18 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
         if over_dra and not first["class"]:
             own.append(_pod("claim", host, node, over_dra[:1]))
         if over_dra and options.get("gpu_class") and dra.neighbours(cluster["dra"], node["name"]):
-            own.append({**_pod("aligned", host, node, []), "requests": _aligned(options["gpu_class"]), "matched": True})
+            requests = {"gpu": options["gpu_class"], "rail": CLASS}
+            own.append({**_pod("aligned", host, node, []), "requests": requests, "matched": True})
         manifests += [template(pod, options["namespace"]) for pod in own if pod["requests"]]
         manifests += [manifest(pod, options["namespace"], tools) for pod in own]
         pods += [{**pod, "node_tools": bool(tools["mounts"])} for pod in own]
     namespace = options["namespace"]
     _name_peers(pods)
-    objects = [namespace_object(namespace), peers_service(namespace)] if pods else []
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": NAMESPACE_LABELS}}
+    objects = [space, peers_service(namespace)] if pods else []
     objects += [_copied(nad, namespace) for nad in _definitions(cluster["nads"], used)]
     objects += manifests
     return {"namespace": namespace, "objects": objects, "pods": pods, "left_out": left_out}
-
-
-def namespace_object(name: str) -> dict:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": NAMESPACE_LABELS}}
 
 
 def peers_service(namespace: str) -> dict:
@@ -259,10 +257,6 @@ def _pod(kind: str, host: dict, node: dict, served: list[dict]) -> dict:
             for number, item in enumerate(attached, 1)
         ],
     }
-
-
-def _aligned(gpu_class: str) -> dict:
-    return {"gpu": gpu_class, "rail": CLASS}
 
 
 def template(pod: dict, namespace: str) -> dict:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import zipfile
 
+from ...module_utils._bundle import plugin_image
 from ...module_utils._core import files
 from ...module_utils._core.change import Refused
 from ...module_utils._device_plugin.config import PLUGIN
@@ -30,7 +31,6 @@ sys.exit(main())
 CODE = "plugin.pyz"
 COLLECTION = pathlib.Path(__file__).resolve().parents[3]
 _DATE = (1980, 1, 1, 0, 0, 0)
-_KINDS = (".py", ".json")
 
 
 def locked() -> dict:
@@ -85,16 +85,8 @@ def _there(contents: dict) -> dict:
 
 
 def archive(collection: pathlib.Path) -> bytes:
-    """The archive of the collection at this path. FileNotFoundError when its device plugin is not there."""
-    plugin = collection / "device_plugin/rdma_device_plugin"
-    library = collection / "plugins/module_utils/hca"
-    members = {"__main__.py": MAIN.encode()}
-    for source, prefix in ((plugin, "rdma_device_plugin"), (library, "rdma_device_plugin/hca")):
-        found = [path for path in source.rglob("*") if path.suffix in _KINDS]
-        if not found:
-            raise FileNotFoundError(f"{source}: no Python files; the installed collection is not complete")
-        for path in found:
-            members[f"{prefix}/{path.relative_to(source).as_posix()}"] = path.read_bytes()
+    """The archive of the collection at this path. Refused when its device plugin is not there."""
+    members = {"__main__.py": MAIN.encode(), **plugin_image.code(os.fspath(collection))}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as target:
         for name, content in sorted(members.items()):

@@ -104,14 +104,17 @@ class Supply(NamedTuple):
 
 def described(folder: str | None) -> dict | None:
     """bundle.yml of a folder; None without a folder or where it cannot be read. Who needs it says why it is missing."""
-    if not folder:
-        return None
+    document = read(folder)[0] if folder else None
+    return document if isinstance(document, dict) else None
+
+
+def read(folder: str) -> tuple:
+    """(what bundle.yml of a folder holds, why it cannot be read)"""
     try:
         with open(os.path.join(folder, DESCRIPTION), encoding="utf-8") as stream:
-            document = yaml.safe_load(stream)
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return document if isinstance(document, dict) else None
+            return yaml_load(stream), ""
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return None, getattr(error, "strerror", None) or " ".join(str(error).split())
 
 
 def file_for(bundle: dict, name: str, architecture: str, distribution: str | None = None) -> dict | None:
@@ -164,12 +167,10 @@ def archives_for(bundle: dict, architecture: str) -> list[dict]:
     return list(rows.values())
 
 
-def references(bundle: dict, architecture: str) -> set[str]:
-    return {
-        row["reference"]
-        for row in bundle.get("images") or []
-        if row.get("architecture", "any") in (architecture, "any")
-    }
+@functools.lru_cache(maxsize=256)
+def _summed(path: str, *_identity: int) -> str:
+    """A plan asks several times for the sum of a large file."""
+    return sha256_of(path)
 
 
 def damaged(folder: str, rows: Iterable[dict]) -> list[Finding]:
@@ -178,7 +179,8 @@ def damaged(folder: str, rows: Iterable[dict]) -> list[Finding]:
     for row in {row["path"]: row for row in rows}.values():
         path = os.path.join(folder, row["path"])
         try:
-            seen = sha256_of(path)
+            status = os.stat(path)
+            seen = _summed(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         except OSError as error:
             found.append(Finding(path, f"sha256 {row['sha256']}", error.strerror or str(error), _FILL))
             continue

@@ -8,20 +8,13 @@ from __future__ import annotations
 import difflib
 
 from .._core import junit as xml
-from .verdicts import CONVERGED, DRIFT, REBOOT, UNREACHABLE, UNSAFE
+from .verdicts import REBOOT, UNREACHABLE, UNSAFE
 
-_TITLES = {
-    CONVERGED: "converged",
-    DRIFT: "drift",
-    REBOOT: "reboot pending",
-    UNSAFE: "unsafe",
-    UNREACHABLE: "unreachable",
-}
 _OUTCOMES = {REBOOT: xml.FAILURE, UNSAFE: xml.ERROR, UNREACHABLE: xml.ERROR}
 
 
 def title(verdict: str) -> str:
-    return _TITLES[verdict]
+    return verdict.replace("_", " ")
 
 
 def junit(document: dict) -> str:

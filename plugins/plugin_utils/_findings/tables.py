@@ -39,21 +39,8 @@ def _initiated(read):
 
 _NODE_COLUMNS = ("node", "system", "kernel", "arch", "HCAs", "GPUs", "rails", "driver loaded", "netns", "GPUDirect")
 _PORT_COLUMNS = (
-    *(
-        "node",
-        "HCA/port",
-        "model",
-        "PSID",
-        "firmware",
-        "state",
-        "Gb/s",
-        "layer",
-        "netdev",
-        "NUMA",
-        "nearest GPU",
-        "rail",
-    ),
-)
+    "node", "HCA/port", "model", "PSID", "firmware", "state", "Gb/s", "layer", "netdev", "NUMA", "nearest GPU", "rail",
+)  # fmt: skip
 
 
 def _node_row(name, facts):

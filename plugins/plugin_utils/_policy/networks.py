@@ -9,7 +9,7 @@ import json
 
 from ...module_utils._cni import address_pool
 from ...module_utils._core import text
-from .._core.addresses import netaddr
+from .._core.addresses import netaddr, network
 from .._preflight import networks
 from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, dotted, short
 
@@ -70,14 +70,6 @@ def as_mapping(page: Page, path: tuple, what: str):
         return None
     page.put(path, found)
     return found
-
-
-def network(value):
-    """An IPNetwork, or None."""
-    try:
-        return netaddr.IPNetwork(value)
-    except (netaddr.AddrFormatError, ValueError, TypeError):
-        return None
 
 
 # --- pools ------------------------------------------------------------------------------------------------------------

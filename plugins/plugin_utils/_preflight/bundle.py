@@ -11,9 +11,6 @@ from __future__ import annotations
 import json
 import os
 
-import yaml
-from ansible.module_utils.common.yaml import yaml_load
-
 from ...module_utils._bundle import lock as bundle_lock
 from ...module_utils._core.change import Finding, at
 from ...module_utils._device_plugin import wheels as wheels_of
@@ -29,14 +26,13 @@ def read(folder: str | None) -> tuple[dict | None, list[dict]]:
     """The bundle's description and what is wrong with it; None where there is none to use."""
     if not folder:
         return None, []
-    path = os.path.join(folder, bundle_folder.DESCRIPTION)
-    try:
-        with open(path, "rb") as stream:
-            bundle = yaml_load(stream)
-    except (OSError, yaml.YAMLError) as error:
-        seen = getattr(error, "strerror", None) or " ".join(str(error).split())
-        step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"
-        return None, at(_CONTROLLER, [Finding(path, "the bundle's description", seen, step)])
+    bundle, unread = bundle_folder.read(folder)
+    if unread:
+        path, step = (
+            os.path.join(folder, bundle_folder.DESCRIPTION),
+            "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled",
+        )
+        return None, at(_CONTROLLER, [Finding(path, "the bundle's description", unread, step)])
     wrong = at(_CONTROLLER, bundle_folder.findings(bundle, folder))
     return (None if wrong else bundle), wrong
 

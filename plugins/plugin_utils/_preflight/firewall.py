@@ -10,6 +10,7 @@ import functools
 
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding, as_dict
+from .._core.addresses import address as as_address
 from .._core.addresses import netaddr
 from . import pod_network
 
@@ -79,20 +80,18 @@ def _own(firewall: dict) -> str | None:
 
 
 def _literal(text: str) -> str | None:
-    try:
-        return str(netaddr.IPAddress(text))
-    except (ValueError, netaddr.AddrFormatError):
-        return None
+    address = as_address(text)
+    return None if address is None else str(address)
 
 
-def _usable(addresses) -> list[str]:
-    if not isinstance(addresses, list):
+def _usable(texts) -> list[str]:
+    if not isinstance(texts, list):
         return []
-    ips = {text: netaddr.IPAddress(text.partition("/")[0]) for text in addresses if _literal(text.partition("/")[0])}
+    ips = {text: as_address(text.partition("/")[0]) for text in texts}
     return [
         text
         for text, ip in ips.items()
-        if not (ip.is_link_local() or ip.is_loopback() or ip.is_multicast() or not int(ip))
+        if ip is not None and not (ip.is_link_local() or ip.is_loopback() or ip.is_multicast() or not int(ip))
     ]
 
 

@@ -20,7 +20,9 @@ from ...module_utils._core.change import Finding, at
 from ...module_utils._k3s import config as k3s
 from ...module_utils._k3s.plan import stale
 from .._bundle import folder as bundle_folder
-from .._core.addresses import netaddr
+from .._core.addresses import address as as_address
+from .._core.addresses import inside, netaddr
+from .._core.addresses import network as as_network
 from . import host as host_rules
 
 # k3s does not start with flannel-backend none in it (k3s#9570).
@@ -199,7 +201,7 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
         "taints": [*([k3s.STARTUP_TAINT] if typed["startup_taint"] else []), *typed["node_taints"]],
         "kubelet_args": k3s.kubelet_args(typed),
         "selinux": seen["selinux"] == "enforcing" if typed["selinux"] is None else typed["selinux"],
-        "bundled_bin": _odd_iptables(seen["iptables"]),
+        "bundled_bin": _ODD_IPTABLES[0] <= (seen["iptables"] or []) <= _ODD_IPTABLES[1],
         "service": k3s.SERVICES[role],
         # A k3s that is starting already holds its ports.
         "running": service["active"] or service["starting"],
@@ -261,10 +263,6 @@ def labels(facts: dict, typed: dict) -> dict[str, str]:
         if driver.get("flavor") and _LABEL.fullmatch(str(driver["flavor"])):
             found["rdma.gpufabric.io/driver"] = str(driver["flavor"])
     return {**found, **{str(name): str(value) for name, value in typed["node_labels"].items()}}
-
-
-def _odd_iptables(version: list[int] | None) -> bool:
-    return version is not None and _ODD_IPTABLES[0] <= version <= _ODD_IPTABLES[1]
 
 
 def names(own: dict[str, tuple[str, bool]], inventory: Iterable[str]) -> list[tuple[str, Finding]]:
@@ -350,7 +348,7 @@ def _peer(here: dict, host: str, other: str, own) -> str | None:
     if other in here:
         return here[other]["variables"]["node_ip"] or _default_address(here[other]["state"])
     given, reached = here[host]["server_addresses"][other]
-    return given or (reached if own and _inside(reached, own[1]) else None)
+    return given or (reached if own and inside(reached, own[1]) else None)
 
 
 def _own_network(seen: dict, node_ip: str | None):
@@ -372,10 +370,7 @@ def _shared_address(nodes: list[dict], decisions: dict, report) -> None:
         step = "set it once, for the group of all nodes"
         report(nodes[0]["host"], Finding(name, "the same address for all nodes", seen, step))
         return
-    try:
-        wanted = netaddr.IPAddress(values.pop())
-    except (netaddr.AddrFormatError, ValueError):
-        wanted = None
+    wanted = as_address(values.pop())
     if wanted is None or wanted.version != 4:
         report(nodes[0]["host"], Finding(name, "an address of IPv4, such as 192.0.2.5", name.split()[1], _VARIABLE))
         return
@@ -403,7 +398,7 @@ def _serves(node: dict, decided: dict, wanted, name: str) -> list[Finding]:
     found, seen = [], node["state"]
     own = _own_network(seen, decided["node_ip"])
     for option in ("cluster_cidr", "service_cidr"):
-        if _inside(str(wanted), _network(node["variables"][option])):
+        if inside(wanted, as_network(node["variables"][option])):
             found.append(Finding(name, "an address outside the cluster's networks", f"in k3s_{option}", _VARIABLE))
     if own:
         netdev, network = own
@@ -430,13 +425,6 @@ def _serves(node: dict, decided: dict, wanted, name: str) -> list[Finding]:
         step = "add the distribution's package sources (a mirror of it without the Internet), or install keepalived"
         found.append(Finding("package keepalived", "installed, or to be had", "neither", step))
     return found
-
-
-def _network(text: str):
-    try:
-        return netaddr.IPNetwork(text)
-    except (netaddr.AddrFormatError, ValueError, TypeError):
-        return ()
 
 
 def _agree(decisions: dict, elsewhere: dict, report) -> None:
@@ -481,15 +469,16 @@ def _networks(node: dict, report) -> None:
     typed, host, seen = node["variables"], node["host"], node["state"]
     nets = {}
     for name in ("cluster_cidr", "service_cidr"):
-        try:
-            nets[f"k3s_{name}"] = netaddr.IPNetwork(typed[name])
-        except (netaddr.AddrFormatError, ValueError, TypeError):
+        net = as_network(typed[name])
+        if net is not None:
+            nets[f"k3s_{name}"] = net
+        else:
             report(host, Finding(f"k3s_{name}", "a network such as 10.42.0.0/16", str(typed[name]), _VARIABLE))
     if len(nets) == 2:
         pods, services = nets["k3s_cluster_cidr"], nets["k3s_service_cidr"]
         if pods in services or services in pods:
             report(host, _overlap("k3s_cluster_cidr", pods, f"k3s_service_cidr {services}"))
-        if typed["cluster_dns"] and not _inside(typed["cluster_dns"], services):
+        if typed["cluster_dns"] and not inside(typed["cluster_dns"], services):
             report(host, Finding("k3s_cluster_dns", f"an address in {services}", typed["cluster_dns"], _VARIABLE))
     for name, net in nets.items():
         # A node of a running cluster routes the cluster's own networks.
@@ -519,13 +508,6 @@ def _taken(seen: dict) -> list[dict]:
 def _overlap(name: str, net, other: str) -> Finding:
     step = f"set {name} to a network that is not routed anywhere on this site"
     return Finding(f"{name} {net}", "networks that do not overlap", f"overlaps with {other}", step)
-
-
-def _inside(address: str, net) -> bool:
-    try:
-        return netaddr.IPAddress(address) in net
-    except (netaddr.AddrFormatError, ValueError):
-        return False
 
 
 def _addresses(node: dict, decided: dict, report, notes: list[str]) -> None:

@@ -19,6 +19,7 @@ from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import dra
 from ...module_utils._kube import pods
 from .._core.addresses import netaddr
+from .._core.addresses import network as as_network
 
 CNI_VERSION = "0.3.1"
 # Begins the name of each file of ours that Multus reads.
@@ -117,12 +118,11 @@ def _rail_resource(index: int, named: str, resources, nodes: list[dict]) -> str 
 
 def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[Finding]]:
     """{rail index: subnet}, one after the other in supernet, so that a rail's subnet does not depend on the others."""
-    try:
-        network = netaddr.IPNetwork(supernet).cidr
-    except (netaddr.AddrFormatError, ValueError):
+    network = as_network(supernet)
+    if network is None:
         step = "give a network such as 10.56.0.0/16"
         return {}, [Finding("networks_rails_supernet", "a network", repr(supernet), step, "networks:supernet")]
-    found, findings = {}, []
+    found, findings, network = {}, [], network.cidr
     for index in indices:
         if prefix < network.prefixlen or index >= 2 ** (prefix - network.prefixlen):
             there = 0 if prefix < network.prefixlen else 2 ** (prefix - network.prefixlen)
@@ -130,13 +130,9 @@ def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[Findin
             seen = f"{supernet} holds {core_text.count(there, 'network')} of /{prefix}"
             findings.append(Finding(f"rail {index}", "a subnet of its own", seen, step, "networks:supernet"))
             break
-        first = network.first + index * 2 ** (network_bits(network) - prefix)
+        first = network.first + index * 2 ** ((32 if network.version == 4 else 128) - prefix)
         found[index] = f"{netaddr.IPAddress(first, network.version)}/{prefix}"
     return found, findings
-
-
-def network_bits(network) -> int:
-    return 32 if network.version == 4 else 128
 
 
 def _normal(item: dict, variables: dict) -> dict:
@@ -207,7 +203,7 @@ def _required(obj: str, item: dict) -> list[Finding]:
         step = "set subnet, or pool for one that exists"
         found.append(Finding(obj, "a subnet or a pool for nv-ipam", "neither", step, "networks:subnet"))
     for option, value in _addresses(item):
-        if _network(value) is None:
+        if as_network(value) is None:
             step = "write it as 192.0.2.0/24 or 192.0.2.1"
             found.append(Finding(obj, f"an address or network in {option}", repr(value), step, "networks:address"))
     return found
@@ -220,13 +216,6 @@ def _addresses(item: dict):
     for option in ("exclude", "addresses"):
         for value in item.get(option) or []:
             yield option, value
-
-
-def _network(value):
-    try:
-        return netaddr.IPNetwork(value)
-    except (netaddr.AddrFormatError, ValueError):
-        return None
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
@@ -366,9 +355,9 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
 def _one_subnet(attachments: list[dict]) -> list[str]:
     """Attachments of several NICs in one subnet: a pod that has both sends through one of them."""
     placed = [
-        (item, _network(item["subnet"]), item.get("rail", item.get("master")))
+        (item, as_network(item["subnet"]), item.get("rail", item.get("master")))
         for item in attachments
-        if item.get("subnet") and _network(item["subnet"]) is not None and not item.get("source_route")
+        if item.get("subnet") and as_network(item["subnet"]) is not None and not item.get("source_route")
     ]
     return [
         f"attachments {first[0]['name']} and {second[0]['name']} share a subnet: a pod with both sends through one of "

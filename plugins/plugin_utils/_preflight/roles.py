@@ -25,11 +25,7 @@ def findings(role: str, values: dict, facts: dict | None, groups: dict, bundle: 
     inventory. bundle: the description of the bundle folder, where there is one.
     """
     found = _plugin_image(values, bundle) if role == "device_plugin" else []
-    return found + _RULES.get(role, _nothing)(values, facts, groups)
-
-
-def _nothing(_values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:
-    return []
+    return found + (_RULES[role](values, facts, groups) if role in _RULES else [])
 
 
 def _cni_plugins(values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:
@@ -48,13 +44,10 @@ def _device_plugin(values: dict, facts: dict | None, groups: dict) -> list[Findi
         wanted, step = "one rail or more in the node's facts", "list the resources, or name the rails"
         found.append(Finding("variable device_plugin_resources", wanted, "none", step))
     server = values["device_plugin_server"] or next(iter(groups.get("k3s_servers") or []), "")
-    if values["device_plugin_mode"] == "daemonset" and server not in groups["all"]:
-        wanted = "a host of the inventory that reaches the API server"
-        step = "name one, or set device_plugin_mode: systemd"
-        found.append(Finding("variable device_plugin_server", wanted, server or _NO_SERVER, step))
-    elif values["device_plugin_api"] != config.PLUGIN and server not in groups["all"]:
-        wanted = "a host of the inventory that reaches the API server, which DRA needs"
-        step = "name one, or set device_plugin_api: device-plugin"
+    daemonset, dra = values["device_plugin_mode"] == "daemonset", values["device_plugin_api"] != config.PLUGIN
+    if (daemonset or dra) and server not in groups["all"]:
+        wanted = f"a host of the inventory that reaches the API server{'' if daemonset else ', which DRA needs'}"
+        step = f"name one, or set device_plugin_{'mode: systemd' if daemonset else 'api: device-plugin'}"
         found.append(Finding("variable device_plugin_server", wanted, server or _NO_SERVER, step))
     url = values["device_plugin_api_server"]
     if url and not re.match(r"https://[^/]+$", url):

@@ -49,7 +49,8 @@ def written() -> list[tuple[Task, dict, dict]]:
     for task in TASKS:
         folder = ROLES / task.role
         places = {"role_path": str(folder), "ansible_search_path": [str(folder)]}
-        document = _first(load(str(folder / f"tasks/{task.file}.yml")), MODULE + task.module)
+        tasks = _flat(load(str(folder / f"tasks/{task.file}.yml")))
+        document = next(document for document in tasks if MODULE + task.module in document)
         documents.append((task, document, {**load(str(folder / "vars/main.yml")), **places}))
     return documents
 
@@ -64,8 +65,9 @@ def options(known: Mapping, renderer: Callable) -> dict:
     for task, document, own in written():
         variables = {**known, **own}
         render = renderer({**variables, **document.get("vars", {})})
-        conditions = document.get("when", True)
-        if not all(map(render.evaluate_conditional, [trust_as_template(task.when), *_listed(conditions)])):
+        conditions = document.get("when", [])
+        conditions = conditions if isinstance(conditions, list) else [conditions]
+        if not all(map(render.evaluate_conditional, [trust_as_template(task.when), *conditions])):
             continue
         given = render.template(document[MODULE + task.module])
         for name in ("root", "start_timeout_seconds"):
@@ -76,14 +78,6 @@ def options(known: Mapping, renderer: Callable) -> dict:
             asked[task.module] = given
     asked["k3s_node"]["registries"] = json.dumps(asked["k3s_node"]["registries"])
     return asked
-
-
-def _listed(value) -> list:
-    return value if isinstance(value, list) else [value]
-
-
-def _first(tasks: list, module: str) -> dict:
-    return next(task for task in _flat(tasks) if module in task)
 
 
 def _flat(tasks: list) -> Iterator[dict]:

@@ -51,8 +51,8 @@ def options(roles=None) -> dict:
     return {name: option for role in roles or known for name, option in known[role].items()}
 
 
-def given(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[Finding]]:
-    """The values set for the host, templated, and findings.
+def effective(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[Finding]]:
+    """{variable: typed value, or default} of these options for a host, and findings.
 
     known: the variables of the host. template: renders a value with them.
     """
@@ -63,11 +63,5 @@ def given(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[
                 values[name] = template(known[name])
             except AnsibleError as error:
                 findings.append(host.unresolved(name, " ".join(str(error).split())))
-    return values, findings
-
-
-def effective(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[Finding]]:
-    """{variable: typed value, or default} of these options for a host, and findings; see `given`."""
-    values, findings = given(wanted, known, template)
     typed, invalid = host.validate(wanted, values)
     return typed, findings + invalid

@@ -94,26 +94,14 @@ def load(kind: str, path: Optional[str]) -> tuple[Any, Optional[Finding]]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Representers are registered for base classes, because the controller tags the values it templates."""
-
     def ignore_aliases(self, _data):
         return True
 
     def text(self, value):
-        return self.represent_scalar("tag:yaml.org,2002:str", str(value), style="|" if "\n" in value else None)
-
-    def mapping(self, value):
-        return self.represent_mapping("tag:yaml.org,2002:map", list(value.items()))
-
-    def sequence(self, value):
-        return self.represent_sequence("tag:yaml.org,2002:seq", value)
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
 
 _Dumper.add_representer(str, _Dumper.text)
-_Dumper.add_multi_representer(str, _Dumper.text)
-_Dumper.add_multi_representer(dict, _Dumper.mapping)
-_Dumper.add_multi_representer(list, _Dumper.sequence)
-_Dumper.add_multi_representer(int, lambda dumper, value: dumper.represent_int(int(value)))
 
 
 def capture_text(fixture: dict) -> str:
@@ -121,4 +109,6 @@ def capture_text(fixture: dict) -> str:
 
     Texts of several lines are blocks and all else is on one line, so that two captures can be compared.
     """
-    return yaml.dump(fixture, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True, explicit_start=True)
+    # The controller tags the values it templates; YAML needs plain ones.
+    plain = json.loads(json.dumps(fixture))
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True, explicit_start=True)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .judge import bandwidth, natural
+from ...module_utils.hca.text import natural
+from .judge import bandwidth
 
 # Lower bounds of the classes h5 to h1, in percent of the expected value; what is below is h0.
 BOUNDS = (95, 90, 80, 60, 40)
@@ -40,7 +41,10 @@ def section(matrix: Any, anchors: dict[str, str]) -> dict:
             for name, delta in sorted((test.get("counters") or {}).items())
             if delta
         ],
-        "maps": [_map(path, [test for test in tests if test["path"] == path]) for path in _paths(tests)],
+        "maps": [
+            _map(path, [test for test in tests if test["path"] == path])
+            for path in sorted({test["path"] for test in tests})
+        ],
     }
 
 
@@ -56,10 +60,6 @@ def heat(test: dict) -> str:
     if share is None:
         return "hx"
     return f"h{sum(share >= bound for bound in BOUNDS)}"
-
-
-def _paths(tests: list[dict]) -> list[str]:
-    return sorted({test["path"] for test in tests})
 
 
 def _told(test: dict, anchors: dict[str, str]) -> dict:

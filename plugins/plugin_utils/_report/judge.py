@@ -5,21 +5,15 @@ PRIVATE to the collection. Pure. Levels, best first: ok, open (nothing failed, s
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from ...module_utils._core.text import count
+from ...module_utils.hca.text import natural
 
 STATUSES = ("passed", "failed", "not_verified", "unused")
 VERDICTS = ("ok", "outlier", "not_verified")
 OK, OPEN, BAD = LEVELS = ("ok", "open", "bad")
 _DRIFT_LEVEL = {"converged": OK, "drift": OPEN, "reboot_pending": OPEN, "unsafe": BAD, "unreachable": BAD}
-_DRIFT_WORDS = {
-    "drift": "drift",
-    "reboot_pending": "reboot pending",
-    "unsafe": "unsafe",
-    "unreachable": "unreachable",
-}
 
 
 def worst(levels) -> str:
@@ -28,11 +22,6 @@ def worst(levels) -> str:
 
 def drift_level(verdict: str) -> str:
     return _DRIFT_LEVEL[verdict]
-
-
-def natural(text: str) -> list:
-    """Sort key that puts node-9 before node-10."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
 
 
 def tally(checks: list[dict]) -> dict[str, int]:
@@ -96,7 +85,7 @@ def _node(node: dict, drift: Any, slow: list[dict]) -> dict:
     if counts["failed"]:
         notes.append((BAD, f"{counts['failed']} failed"))
     if drift and drift["verdict"] != "converged":
-        notes.append((drift_level(drift["verdict"]), _DRIFT_WORDS[drift["verdict"]]))
+        notes.append((drift_level(drift["verdict"]), drift["verdict"].replace("_", " ")))
     if slow:
         notes.append((BAD, count(len(slow), "slow path")))
     if counts["not_verified"]:

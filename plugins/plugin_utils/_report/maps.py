@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from ...module_utils._core.text import count
-from .judge import is_active, natural, rail_states
+from ...module_utils.hca.text import natural
+from .judge import is_active, rail_states
 
 _PCI, _UNNAMED, _SOFTWARE = 0, 1, 2
 VIRTUAL = ("vf", "sf")

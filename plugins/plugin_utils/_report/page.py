@@ -17,6 +17,7 @@ import jinja2
 from markupsafe import Markup
 
 from ...module_utils._core.text import clean, count
+from ...module_utils.hca.text import natural
 from . import heat, judge, maps
 from .judge import BAD, OK, OPEN
 
@@ -41,7 +42,7 @@ def page(document: dict, title: str = "RDMA report") -> str:
             level=level,
             headline=headline,
             tiles=_tiles(judged, document),
-            marks=[_mark(node) for node in sorted(judged, key=lambda node: judge.natural(node["host"]))],
+            marks=[_mark(node) for node in sorted(judged, key=lambda node: natural(node["host"]))],
             fixes=_fixes(judged),
             nodes=_nodes(judged),
             bandwidth=heat.section(document.get("matrix"), anchors),
@@ -82,15 +83,12 @@ def asset(name: str) -> str:
 
 def policy() -> str:
     """Content security policy: the one style sheet and the one script of this page, and nothing else."""
-    style_hash, script_hash = (_hash(asset(name)) for name in ("page.css", "page.js"))
+    sums = (hashlib.sha256(asset(name).encode()).digest() for name in ("page.css", "page.js"))
+    style_hash, script_hash = (f"sha256-{base64.b64encode(digest).decode()}" for digest in sums)
     return (
         f"default-src 'none'; style-src '{style_hash}'; script-src '{script_hash}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _status(level: str, text: str) -> dict:
@@ -184,8 +182,8 @@ def _node(node: dict, opened: bool) -> dict:
         "rails": [judge.is_active(port) for _rail, port in node["rails"]],
         "slow": len(node["slow"]),
         "troubled": [
-            (_state(item), item["object"], item["wanted"], item["seen"], item["next_step"])
-            for status in ("failed", "not_verified")
+            (_status(level, text), item["object"], item["wanted"], item["seen"], item["next_step"])
+            for status, level, text in (("failed", BAD, "failed"), ("not_verified", OPEN, "not verified"))
             for item in node["checks"]
             if item["status"] == status
         ],
@@ -289,10 +287,6 @@ def _bare(card: dict) -> tuple:
     )
 
 
-def _state(item: dict) -> dict:
-    return _status(BAD, "failed") if item["status"] == "failed" else _status(OPEN, "not verified")
-
-
 # --- drift -----------------------------------------------------------------------------------------------------------
 
 
@@ -301,7 +295,7 @@ def _drift(document: Any, anchors: dict[str, str]) -> dict:
     if not document:
         return {"level": level, "said": f"Drift was {figure}: {explanation}.", "others": [], "differences": []}
     others = [host for host in document["hosts"] if host["verdict"] != "converged"]
-    others.sort(key=lambda host: (-judge.LEVELS.index(judge.drift_level(host["verdict"])), judge.natural(host["host"])))
+    others.sort(key=lambda host: (-judge.LEVELS.index(judge.drift_level(host["verdict"])), natural(host["host"])))
     return {
         "level": level,
         "said": f"{figure} {explanation} (compared {document['at']})",

@@ -71,7 +71,7 @@ def actions(result):
     return [(change["object"], change["action"]) for change in result["changes"]]
 
 
-def test_check_mode_announces_what_a_run_does_and_a_second_run_asks_three_times_and_changes_nothing(server):
+def test_check_mode_announces_what_a_run_does_and_a_second_run_asks_four_times_and_changes_nothing(server):
     wanted = [daemon_set(), config_map(a="1"), namespace()]
     checked = server.run(wanted, check=True)
     assert server.objects == {}
@@ -79,7 +79,7 @@ def test_check_mode_announces_what_a_run_does_and_a_second_run_asks_three_times_
     assert sorted(actions(done)) == sorted(actions(checked))
     assert set(server.objects) == {"Namespace//kube-flannel", CONF, DS}
     again = server.run(wanted)
-    assert (again["changed"], again["changes"], again["kubectl_calls"]) == (False, [], 3)
+    assert (again["changed"], again["changes"], again["kubectl_calls"]) == (False, [], 4)
 
 
 def test_what_controllers_write_while_it_reads_is_no_change_of_ours(server):
@@ -232,7 +232,7 @@ def test_nodes_are_labelled_never_made_never_owned_and_waited_for_first(server):
     assert server.objects == {}
     server.add(held(thing("Node", "n1"), "k3s"))
     assert server.run([node], wait=[{"resource": "node/n1", "until": "create", "first": True}])["changed"] is True
-    assert [call[0] for call in server.calls()][2] == "wait"
+    assert [call[0] for call in server.calls()][3] == "wait"
     assert server.objects["Node//n1"]["metadata"]["labels"] == {"rdma.gpufabric.io/rails": "2"}
     assert server.run([node])["changed"] is False
 
@@ -270,7 +270,7 @@ PARTS = (
 def test_several_parts_are_applied_at_once_and_cost_as_many_calls_as_one(server):
     assert len(server.run(parts=list(PARTS))["changes"]) == 8
     again = server.run(parts=list(PARTS))
-    assert (again["changed"], again["kubectl_calls"]) == (False, 5), "three, and one for each further consent"
+    assert (again["changed"], again["kubectl_calls"]) == (False, 6), "four, and one for each further consent"
     server.edit(CONF, "kubectl-edit", a="by hand")
     for name, field in (("kube-multus/multus", "b"), ("kube-system/plugin", "c")):
         server.edit(f"ConfigMap/{name}", "argocd", **{field: "theirs"})

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Refused
@@ -41,7 +42,7 @@ def test_what_k3s_was_started_with_is_remembered_summed_once_and_its_own_cache_i
     assert read(root)["started"] == {}
     k3s_state.remember(str(root), silent)
     with monkeypatch.context() as patched:
-        patched.delattr(k3s_state.hashlib, "sha256")
+        patched.delattr(k3s_state, "sha256_of")
         seen = read(root)
     assert seen["started"] == seen["inputs"]
     (root / k3s.BINARY.lstrip("/")).write_text("swapped")
@@ -115,7 +116,8 @@ class Systemd:
             self.now += seconds
 
         wanted = {**WANTED, "role": role}
-        return k3s_node.Node("/", wanted, None, self, 60, self.cluster.client(), clock=lambda: self.now, sleep=sleep)
+        clock = types.SimpleNamespace(monotonic=lambda: self.now, sleep=sleep)
+        return k3s_node.Node("/", wanted, None, self, 60, self.cluster.client(), clock)
 
 
 @pytest.fixture
@@ -196,7 +198,7 @@ def test_a_reset_finds_the_mounts_of_the_cluster_and_not_those_of_others(tmp_pat
 
 def test_a_reset_leaves_a_plugin_that_is_not_the_one_that_was_placed(tmp_path, put):
     plugins = {name: put(f"opt/cni/bin/{name}", name) for name in ("bridge", "loopback", "own", "multus-shim")}
-    sums = {name: k3s_reset.sha256_of(str(plugins[name])) for name in ("bridge", "loopback")}
+    sums = {name: k3s_reset.core_files.sha256_of(str(plugins[name])) for name in ("bridge", "loopback")}
     put("var/lib/gpufabric-rdma/cni-plugins.json", json.dumps(sums))
     plugins["loopback"].write_text("replaced by someone")
     placed, kept = k3s_reset.Node(str(tmp_path), None)._plugins(Tree(str(tmp_path)))

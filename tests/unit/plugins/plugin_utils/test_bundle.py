@@ -19,6 +19,7 @@ import yaml
 from ansible_collections.gpufabric.rdma.plugins.action.cluster_objects import by_digest
 from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_package
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as plugin_node
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as wheels_of
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin as code
@@ -269,7 +270,7 @@ def test_the_same_sources_make_the_same_bytes_whatever_their_dates_are(tmp_path)
     members = zipfile.ZipFile(io.BytesIO(code.archive(ROOT))).infolist()
     assert {member.compress_type for member in members} == {zipfile.ZIP_STORED}
     assert [member.filename for member in members] == sorted(member.filename for member in members)
-    with pytest.raises(FileNotFoundError, match="not complete"):
+    with pytest.raises(Refused, match="not complete"):
         code.archive(tmp_path / "plugins")
 
 

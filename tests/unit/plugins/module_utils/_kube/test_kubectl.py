@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
-
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.config import KUBECONFIG
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, kubectl, running_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
@@ -41,79 +36,6 @@ def test_a_type_is_absent_only_where_its_list_was_there(script, logged, asked, s
     (finding,) = error.value.findings
     assert finding.wanted == "an answer"
     assert finding.seen in [line.partition("] ")[2] for line in logged]
-
-
-@contextlib.contextmanager
-def listening(serve):
-    """The port of a listener; serve(connection) is what it does with each."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def accept():
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _peer = server.accept()
-                    serve(connection)
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
-
-
-@pytest.fixture
-def config_of(put):
-    def write(server):
-        text = f"clusters:\n- cluster:\n    certificate-authority-data: AAAA\n    server: {server}\n  name: default\n"
-        return str(put("k3s.yaml", text))
-
-    return write
-
-
-def test_a_closed_port_is_silent_and_any_answer_is_one(config_of):
-    with listening(lambda connection: connection.close()) as port:
-        pass
-    why = kubectl.silence(config_of(f'"https://127.0.0.1:{port}"'), 5)
-    assert why == f"connection to the server 127.0.0.1:{port}: Connection refused"
-    assert kubectl.unreachable(why)
-
-    def greet(connection):
-        connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
-        connection.close()
-
-    with listening(greet) as port:
-        assert kubectl.silence(config_of(f"https://127.0.0.1:{port}"), 5) is None
-
-
-@pytest.mark.parametrize("server", ["http://x", "https://[::1", "https://host:port", "", "https:///path"])
-def test_an_address_that_cannot_be_read_is_left_to_kubectl(config_of, tmp_path, server):
-    assert kubectl.silence(config_of(server), 5) is None
-    assert kubectl.silence(str(tmp_path / "none"), 5) is None
-
-
-@pytest.mark.parametrize(("argv", "config"), [
-    (["k3s", "kubectl"], "/etc/rancher/k3s/k3s.yaml"),
-    (["/usr/local/bin/k3s", "kubectl"], "/etc/rancher/k3s/k3s.yaml"),
-    (["kubectl", "--kubeconfig", "/a"], "/a"),
-    (["kubectl", "--kubeconfig=/a", "-v=1"], "/a"),
-    (["kubectl"], None),
-])  # fmt: skip
-def test_the_kubeconfig_of_a_command(argv, config):
-    assert kubectl._OF_K3S == KUBECONFIG
-    assert kubectl.Kubectl(argv)._config() == config
-
-
-def test_a_silent_server_is_named_before_kubectl_is_run(config_of, monkeypatch):
-    monkeypatch.setattr(kubectl, "HANDSHAKE_SECONDS", 0.2)
-    held = []
-    with listening(held.append) as port:
-        config = config_of(f"https://127.0.0.1:{port}")
-        client = kubectl.Kubectl(["kubectl", "--kubeconfig", config])
-        with pytest.raises(kubectl.Unreachable, match=f"{port}: no answer within 0.2 s"):
-            client.dial()
-    assert client.calls == 0
-    for connection in held:
-        connection.close()
 
 
 class Cluster:
