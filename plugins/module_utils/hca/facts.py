@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from . import driver, gpu_initiated, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci, subnets
+from . import dcb, driver, gpu_initiated, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci, subnets
 from . import hcas as devices
 from . import node as machine
 from . import rails as fabric
@@ -84,6 +84,7 @@ def gather(
         if "rails" in wanted:
             facts["rails"], facts["not_rails"] = fabric.rails(tree, found, gpus, rails, software_hcas, functions)
             facts["shared_subnets"] = subnets.shared(tree, seams, found, facts["rails"])
+            facts["qos"] = dcb.state(tree, seams.qos, found, facts["rails"])
     if wanted & {"gpus", "pci"}:
         facts["gpus"] = gpus
     if "subsystem" in wanted:
