@@ -347,9 +347,9 @@ ansible_facts:
           returned: with subset rails
         qos:
           description:
-            - RoCE settings of NICs. C(programs) has those of C(dcb) and C(ethtool) that are installed, C(nics) a row for
+            - RoCE settings of NICs. C(programs) has what is installed of C(dcb) and C(ethtool), C(nics) a row for
               each rail over Ethernet.
-            - A row has C(rail), C(netdev), C(pci), C(mac), C(management), C(trust) (dscp or pcp), C(dscp) (the priorities
+            - A row has C(rail), C(netdev), C(pci), C(mac), C(management), C(trust) (dscp or pcp), C(dscp) (priorities
               of each DSCP), C(pfc) (C(priorities), C(capable), C(delay)), C(ets) (C(classes), C(bandwidth),
               C(schedulers)), C(buffers) (C(of), C(bytes)), C(dcbx) (host or firmware), C(pause) (C(rx), C(tx)), and
               C(ecn), the priorities with congestion control at receiver (C(np)) and sender (C(rp)), which only MOFED

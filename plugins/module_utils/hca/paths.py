@@ -54,6 +54,9 @@ NCCL_CONF = "/etc/nccl.conf"
 OWN_LINKS_UNIT = "/etc/systemd/system/gpufabric-rdma-links.service"
 OWN_ROUTES_UNIT = "/etc/systemd/system/gpufabric-rdma-routes.service"
 OWN_LINKS_SCRIPT = "/usr/local/libexec/gpufabric-rdma-links"
+OWN_NIC_RULE = "/etc/udev/rules.d/90-gpufabric-rdma-nic.rules"
+OWN_NIC_UNIT = "/etc/systemd/system/gpufabric-rdma-nic@.service"
+OWN_NIC_SCRIPT = "/usr/local/libexec/gpufabric-rdma-nic"
 # What a run has begun on the node and recorded there; whoever ends it removes the record.
 RECORDS = {
     "driver_reload": "/var/lib/gpufabric-rdma/driver_reload.json",

@@ -14,6 +14,7 @@ from ...module_utils._device_plugin.ask import DRIVERS
 from ...module_utils._device_plugin.plan import SERVICE
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
 from .._preflight import host as preflight_host
+from . import traffic_class
 
 _SITE = "run playbooks/host.yml, which fixes it"
 _PACKAGES = {
@@ -42,7 +43,7 @@ def host_checks(
         "rail_links": _ports(facts, variables) + _sources(facts),
         "rdma_netns": _netns(facts, variables, offline),
         "limits": _memlock(facts, variables, probe),
-        "fabric": [],
+        "fabric": traffic_class.nic_checks(facts, variables),
         "device_plugin": _plugins(probe),
     }
     covered = {item["object"] for group in checks.values() for item in group}
