@@ -7,7 +7,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: nic_settings
 short_description: Set the RoCE settings of NICs to the switch plan, now and whenever the driver makes the NIC
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - On the NIC of each rail over Ethernet, gives DCBX to the host, maps the DSCPs of O(traffic) to their priorities (and
     with it trusts the DSCP), turns PFC on for the lossless priority only, and pause of the whole port off beside it.
