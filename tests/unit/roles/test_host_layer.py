@@ -68,9 +68,10 @@ def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
     hosts = {name: {"discovery_root": str(tmp_path / name)} for name in ("node", "plain")}
     hosts["node"]["rail_links_settings"] = [{"pci": "0000:01:00.1", "mtu": 9000, "up": True}]
     hosts["node"].update(fabric_plan="doroce", fabric_publish=True, fabric_nic_settings=True)
+    hosts["node"]["discovery_rails"] = [{"pci": "0000:01:00.1"}]
     seams = json.loads((root / ".seams.json").read_text())
     nic = {"dscp": {}, "pfc": {"priorities": [3]}, "ets": None, "buffers": None, "dcbx": "host", "pause": None}
-    (root / ".seams.json").write_text(json.dumps({**seams, "qos": dict.fromkeys(("enp1s0f0np0", "enp1s0f1np1"), nic)}))
+    (root / ".seams.json").write_text(json.dumps({**seams, "qos": {"enp1s0f1np1": nic}}))
     (root / "usr/sbin").mkdir(parents=True, exist_ok=True)
     (root / "usr/sbin/dcb").touch()
     before = files(root)
