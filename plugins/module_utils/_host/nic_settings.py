@@ -26,7 +26,8 @@ After=%i.device
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-{NIC_SANDBOX}ExecStart=/bin/sh {paths.OWN_NIC_SCRIPT} %f
+{NIC_SANDBOX.rstrip()}
+ExecStart=/bin/sh {paths.OWN_NIC_SCRIPT} %f
 RestrictAddressFamilies=AF_UNIX AF_NETLINK AF_INET
 """
 _SCRIPT = """
