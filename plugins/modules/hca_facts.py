@@ -345,6 +345,18 @@ ansible_facts:
           type: list
           elements: dict
           returned: with subset rails
+        qos:
+          description:
+            - RoCE settings of NICs. C(programs) has what is installed of C(dcb) and C(ethtool), C(nics) a row for
+              each rail over Ethernet.
+            - A row has C(rail), C(netdev), C(pci), C(mac), C(management), C(trust) (dscp or pcp), C(dscp) (priorities
+              of each DSCP), C(pfc) (C(priorities), C(capable), C(delay)), C(ets) (C(classes), C(bandwidth),
+              C(schedulers)), C(buffers) (C(of), C(bytes)), C(dcbx) (host or firmware), C(pause) (C(rx), C(tx)), and
+              C(ecn), the priorities with congestion control at receiver (C(np)) and sender (C(rp)), which only MOFED
+              tells.
+            - Null is what the driver does not let anybody set, a text is what cannot be known.
+          type: dict
+          returned: with subset rails
         not_rails:
           description: What is no rail. Each port of an HCA that is none, cards and GPUs that leave a number empty, and
             names without an HCA.

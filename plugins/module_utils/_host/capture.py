@@ -36,7 +36,7 @@ _OF_THE_READER = ("/proc/self", "/proc/net")
 def recording_seams(seams):
     """(seams that answer like the given ones, dictionary that fills with the answers)."""
     names = ("addresses", "machine", "rpm", "routes", "rules", "sessions")
-    answers = {"modinfo": {}, **dict.fromkeys(names)}
+    answers = {"modinfo": {}, "qos": {}, **dict.fromkeys(names)}
 
     def note(name, call):
         def ask(*given):
@@ -45,13 +45,17 @@ def recording_seams(seams):
 
         return ask
 
-    def modinfo(path):
-        answers["modinfo"][path] = seams.modinfo(path)
-        return answers["modinfo"][path]
+    def note_each(name, call):
+        def ask(key):
+            answers[name][key] = call(key)
+            return answers[name][key]
+
+        return ask
 
     return (
         Seams(
-            modinfo=modinfo,
+            modinfo=note_each("modinfo", seams.modinfo),
+            qos=note_each("qos", seams.qos),
             rpm=note("rpm", seams.rpm_query),
             addresses=note("addresses", seams.addresses),
             machine=note("machine", seams.machine),

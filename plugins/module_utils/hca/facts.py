@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Optional
 
 from . import (
+    dcb,
     driver,
     gpu_initiated,
     gpudirect,
@@ -98,6 +99,7 @@ def gather(
             if "rails" in wanted:
                 facts["rails"], facts["not_rails"] = numbered, rest
                 facts["shared_subnets"] = subnets.shared(tree, seams, found, numbered)
+                facts["qos"] = dcb.state(tree, seams.qos, found, numbered)
             if "gpudirect" in wanted:
                 facts["pcie"] = pcie.state(tree, numbered, gpus, kernel)
                 facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, facts["pcie"], seams)
@@ -123,6 +125,7 @@ def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
     candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.NCCL_CONF]
     candidates += [paths.OWN_LINKS_UNIT, paths.OWN_ROUTES_UNIT, paths.OWN_LINKS_SCRIPT]
     candidates += [paths.OWN_ACS_GRUB, paths.OWN_ACS_RECORD, paths.OWN_READ_REQUEST]
+    candidates += [paths.OWN_NIC_RULE, paths.OWN_NIC_UNIT, paths.OWN_NIC_SCRIPT]
     system = "/etc/systemd/system"
     for name in tree.listdir(system):
         if name.endswith(".service.d") and paths.OWN_DROP_IN in tree.listdir(f"{system}/{name}"):

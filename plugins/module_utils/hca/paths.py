@@ -58,6 +58,9 @@ OWN_LINKS_SCRIPT = "/usr/local/libexec/gpufabric-rdma-links"
 OWN_ACS_GRUB = "/etc/default/grub.d/gpufabric-rdma-acs.cfg"
 OWN_ACS_RECORD = "/var/lib/gpufabric-rdma/acs_parameter"
 OWN_READ_REQUEST = "/etc/udev/rules.d/95-gpufabric-rdma-read-request.rules"
+OWN_NIC_RULE = "/etc/udev/rules.d/90-gpufabric-rdma-nic.rules"
+OWN_NIC_UNIT = "/etc/systemd/system/gpufabric-rdma-nic@.service"
+OWN_NIC_SCRIPT = "/usr/local/libexec/gpufabric-rdma-nic"
 # What a run has begun on the node and recorded there; whoever ends it removes the record.
 RECORDS = {
     "driver_reload": "/var/lib/gpufabric-rdma/driver_reload.json",

@@ -13,8 +13,8 @@ import struct
 import subprocess
 from typing import Any, Callable, Optional
 
-from . import netlink
-from .text import integer
+from . import dcb, netlink
+from .text import integer, unknown
 from .tree import Tree
 
 _SIOCGIFCONF = 0x8912
@@ -28,8 +28,8 @@ RECORDED = "/.seams.json"
 
 
 class Seams:
-    """modinfo of a zstd-compressed module, the rpm database, IPv4 addresses, the machine name, what routes packets, and
-    what a NIC's driver counts.
+    """modinfo of a zstd-compressed module, the rpm database, IPv4 addresses, the machine name, what routes packets,
+    what a NIC's driver counts and how it handles priorities.
 
     Each returns None when it cannot know. `forks` counts the processes started: none on a Debian node.
     """
@@ -45,6 +45,7 @@ class Seams:
         sessions: Optional[Callable[[Tree], list[str]]] = None,
         egress: Callable[[str, str], Optional[str]] = lambda source, destination: None,
         statistics: Callable[[str], Optional[dict[str, int]]] = lambda netdev: None,
+        qos: Callable[[str], Optional[dict[str, Any]]] = lambda netdev: None,
     ):
         self.forks = 0
         self._egress = egress
@@ -52,6 +53,7 @@ class Seams:
         self._rules = rules
         self._sessions = sessions or ssh_addresses
         self._statistics = statistics
+        self._qos = qos
         self._modinfo = modinfo
         self._rpm = rpm
         self._addresses = addresses
@@ -65,6 +67,7 @@ class Seams:
         seams._rules = lambda: _asked(netlink.rules)
         seams._egress = lambda source, destination: _asked(lambda: netlink.egress(source, destination))
         seams._statistics = lambda netdev: _asked(lambda: driver_statistics(netdev))
+        seams._qos = dcb.read
         seams._sessions = lambda tree: ssh_addresses(tree, own_session(tree))
         seams._modinfo = lambda path: _modinfo_fields(seams._run("modinfo", "-0", path))
         seams._rpm = lambda: seams._run("rpm", "-qa", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n")
@@ -74,7 +77,7 @@ class Seams:
     def recorded(cls, mapping: dict[str, Any]) -> Seams:
         """What a capture wrote: {addresses: {netdev: [cidr]}, modinfo: {path: {field: value}}, rpm: text, machine,
         routes and rules: rows of `ip -j`, sessions: [address], egress: {source address: netdev}, statistics: {netdev:
-        {name: value}}}. Without sessions they are read from the tree's files.
+        {name: value}}, qos: {netdev: what dcb.read returns}}. Without sessions they are read from the tree's files.
         """
         modinfo = mapping.get("modinfo") or {}
         sessions = mapping.get("sessions")
@@ -88,6 +91,7 @@ class Seams:
             sessions=lambda tree: ssh_addresses(tree) if sessions is None else sessions,
             egress=lambda source, destination: (mapping.get("egress") or {}).get(source),
             statistics=(mapping.get("statistics") or {}).get,
+            qos=(mapping.get("qos") or {}).get,
         )
 
     @classmethod
@@ -141,6 +145,11 @@ class Seams:
     def statistics(self, netdev: str) -> Optional[dict[str, int]]:
         """What the netdev's driver counts, as `ethtool -S` shows it; None where it cannot be asked."""
         return self._statistics(netdev)
+
+    def qos(self, netdev: str) -> dict[str, Any]:
+        """RoCE settings of a netdev, see dcb.read."""
+        unasked = dict.fromkeys((*dcb.KEYS, "pause"), unknown("the settings of NICs were not captured"))
+        return self._qos(netdev) or unasked
 
     def _run(self, *argv: str) -> Optional[str]:
         self.forks += 1

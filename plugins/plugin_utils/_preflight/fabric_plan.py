@@ -14,6 +14,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding, Plan
 from ...module_utils._core.files import HEADER, plan_file, plan_removal
+from ...module_utils._host import nic_settings
 from ...module_utils.hca import paths
 from .._core.rails import network_rails
 
@@ -74,9 +75,10 @@ def of(given) -> FabricPlan | None:
 
 def findings(variables: dict) -> list[Finding]:
     plan, found = read(variables.get("fabric_plan"))
-    if plan is None and not found and variables.get("fabric_publish"):
-        step = "state fabric_plan, or take fabric_publish out"
-        found = [Finding("variable fabric_publish", "a fabric_plan to publish", "none", step, "fabric_plan:publish")]
+    for name, what in (("fabric_publish", "publish"), ("fabric_nic_settings", "set")):
+        if plan is None and not found and variables.get(name):
+            step = f"state fabric_plan, or take {name} out"
+            return [Finding(f"variable {name}", f"a fabric_plan to {what}", "none", step, f"fabric_plan:{what}")]
     return found
 
 
@@ -158,8 +160,30 @@ def _layers(facts: dict) -> set[str]:
 
 
 def on_node(facts: dict, variables: dict) -> tuple[Plan, dict]:
+    """What the role fabric would do, and what its modules are given: files and absent for node_files, nics."""
+    made, nics = on_nics(facts, variables)
+    return made, {**_nccl_conf(facts, variables, made), "nics": nics}
+
+
+def on_nics(facts: dict, variables: dict) -> tuple[Plan, dict]:
+    """{traffic: for nic_settings, needed: whether it has to run, flaps: whether a link may go down}."""
+    stated = of(variables["fabric_plan"]) if variables["fabric_nic_settings"] else None
+    traffic, allowed = of_nics(stated), variables["fabric_link_flap_allowed"]
+    made = nic_settings.plan(facts, {"traffic": traffic, "link_flap_allowed": allowed}, variables["discovery_root"])
+    # Before the driver is loaded nothing is known of the NICs.
+    flaps = not facts["qos"]["nics"] or any(change.object.endswith(" pfc") for change in made.changes)
+    needed = traffic is not None or bool(made.changes)
+    return made, {"traffic": traffic, "needed": needed, "flaps": needed and flaps}
+
+
+def of_nics(plan: FabricPlan | None) -> dict | None:
+    """The part of the plan that NICs are set to."""
+    return plan and {key: getattr(plan, key) for key in ("dscp", "priority", "cnp_dscp", "cnp_priority", "lossless")}
+
+
+def _nccl_conf(facts: dict, variables: dict, made: Plan) -> dict:
     """What /etc/nccl.conf lacks, and what node_files is given for it. No GID index: it differs from pod to pod."""
-    made, take = Plan(), {"files": [], "absent": []}
+    take: dict = {"files": [], "absent": []}
     there = facts["owned_files"].get(paths.NCCL_CONF)
     text = there["content"] if there else ""
     ours = there is not None and text.startswith(HEADER)
@@ -184,7 +208,7 @@ def on_node(facts: dict, variables: dict) -> tuple[Plan, dict]:
     elif ours:
         take["absent"] = [paths.NCCL_CONF]
         plan_removal(made, facts, paths.NCCL_CONF)
-    return made, take
+    return take
 
 
 def objects(variables: dict, facts: list[dict]) -> list[dict]:

@@ -15,6 +15,7 @@ from ...module_utils._device_plugin.plan import SERVICE
 from ...module_utils.hca import pcie_path
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
 from .._preflight import host as preflight_host
+from . import traffic_class
 
 _SET_ACS = "ansible-playbook -i INVENTORY gpufabric.rdma.host -e pcie_acs=topology -e reboot_allowed=true"
 _ACS_COST = " (GB300, all_reduce: 361 GB/s so, 428 GB/s with ACS by topology)"
@@ -45,7 +46,7 @@ def host_checks(
         "rail_links": _ports(facts, variables) + _sources(facts),
         "rdma_netns": _netns(facts, variables, offline),
         "limits": _memlock(facts, variables, probe),
-        "fabric": [],
+        "fabric": traffic_class.nic_checks(facts, variables),
         "pcie": _paths(facts) + _acs(facts),
         "device_plugin": _plugins(probe),
     }

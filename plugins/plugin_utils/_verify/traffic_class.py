@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ...module_utils._host import nic_settings
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
+from .._preflight import fabric_plan
 from .._preflight.fabric_plan import FabricPlan
 
 # Of the bytes of a test's port, the share that its own priority must have.
@@ -22,6 +24,35 @@ _LOST = (
 )  # fmt: skip
 _DROPS = ("discards", "discard", "buf_discard", "cong_discard")
 _UNREAD = "fix that and run playbooks/verify.yml again"
+
+
+def nic_checks(facts: dict, variables: dict) -> list[dict]:
+    """The settings of each rail's NIC against the plan; one check for a NIC whose driver lets nobody set them."""
+    traffic = fabric_plan.of_nics(fabric_plan.of(variables["fabric_plan"]))
+    checks = []
+    for nic in facts["qos"]["nics"] if traffic else ():
+        rows = {row.id: row for row in nic_settings.settings(nic, traffic)}
+        if all(nic[key] is None for key in ("trust", "pfc", "dcbx")):
+            obj, wanted = f"NIC {nic['netdev']}", "its RoCE settings as fabric_plan has them"
+            seen, step = nic_settings.NOT_SETTABLE, "set them where the NIC is, such as at the host of this machine"
+            checks.append(check(f"nic:{nic['netdev']}", obj, NOT_VERIFIED, wanted, seen, step))
+            continue
+        for row in rows.values():
+            status = NOT_VERIFIED if row.good is None else row.good
+            step = _UNREAD if row.good is None else _nic_step(row, rows["dcbx"].good)
+            obj = f"NIC {nic['netdev']} {row.id}"
+            checks.append(check(f"nic:{row.id}:{nic['netdev']}", obj, status, row.wanted, row.seen, step))
+    return checks
+
+
+def _nic_step(row: nic_settings.Setting, of_host: bool | None) -> str:
+    """of_host: whether DCBX is the host's; what LLDP of the firmware gets from the switch overwrites the rest."""
+    step = f"set fabric_nic_settings: true and run playbooks/host.yml; until the next boot: {row.command}"
+    if row.id == "pfc":
+        return f"{step} (it takes the link down for seconds)"
+    if row.id == "dcbx":
+        return f"{step}; without it, values that the switch sends over LLDP replace those of the host"
+    return f"first give DCBX to the host, or LLDP of the firmware overwrites it; {step}" if of_host is False else step
 
 
 class Problem(NamedTuple):

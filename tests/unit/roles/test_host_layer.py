@@ -67,7 +67,13 @@ def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
     root, _plain = (tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / name) for name in ("node", "plain"))
     hosts = {name: {"discovery_root": str(tmp_path / name)} for name in ("node", "plain")}
     hosts["node"]["rail_links_settings"] = [{"pci": "0000:01:00.1", "mtu": 9000, "up": True}]
-    hosts["node"].update(fabric_plan="doroce", fabric_publish=True)
+    hosts["node"].update(fabric_plan="doroce", fabric_publish=True, fabric_nic_settings=True)
+    hosts["node"]["discovery_rails"] = [{"pci": "0000:01:00.1"}]
+    seams = json.loads((root / ".seams.json").read_text())
+    nic = {"dscp": {}, "pfc": {"priorities": [3]}, "ets": None, "buffers": None, "dcbx": "host", "pause": None}
+    (root / ".seams.json").write_text(json.dumps({**seams, "qos": {"enp1s0f1np1": nic}}))
+    (root / "usr/sbin").mkdir(parents=True, exist_ok=True)
+    (root / "usr/sbin/dcb").touch()
     before = files(root)
     checked = play(hosts, ROLES, "--check", "--diff")
     assert files(root) == before, "check mode has written something"
@@ -77,6 +83,7 @@ def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
     assert changes(done) == changes(checked)
     written = {paths.OWN_MODPROBE, paths.OWN_MODULES_LOAD, paths.own_drop_in("k3s-agent")}
     written |= {paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT, paths.NCCL_CONF}
+    written |= {paths.OWN_NIC_RULE, paths.OWN_NIC_UNIT, paths.OWN_NIC_SCRIPT}
     assert changes(done) >= written | {enabled(paths.OWN_LINKS_UNIT)[0]}
     for path in written:
         mode, text = settled[path.lstrip("/")]

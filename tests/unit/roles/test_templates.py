@@ -17,7 +17,7 @@ import sys
 import jinja2
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import rail_links, sriov
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import nic_settings, rail_links, sriov
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
@@ -195,7 +195,7 @@ PLUGIN = "rdma-device-plugin.service.j2"
 # k3s runs every container of the node, and its unit is the vendor's; keepalived is the distribution's program, which
 # opens raw sockets and starts the check script: what it needs has only been seen without confinement.
 UNCONFINED = {"plugins/module_utils/_k3s/config.py"}
-WRITTEN = {"plugins/module_utils/_host/rail_links.py", "plugins/module_utils/_host/sriov.py"}
+WRITTEN = {f"plugins/module_utils/_host/{name}.py" for name in ("nic_settings", "rail_links", "sriov")}
 OPTIONS = {
     "links up": {"__device_plugin_sets_links_up": True},
     "metrics": {"device_plugin_metrics_address": ":9808"},
@@ -225,6 +225,7 @@ UNITS = {
     "node_ready": render("node_ready.service.j2"),
     "links": rail_links.UNITS[paths.OWN_LINKS_UNIT],
     "routes": rail_links.UNITS[paths.OWN_ROUTES_UNIT],
+    "nic": nic_settings._UNIT,
     "vfs": sriov._UNIT,
     "plugin": render(PLUGIN),
     **{f"plugin, {name}": render(PLUGIN, **changes) for name, changes in OPTIONS.items()},
@@ -265,7 +266,7 @@ def test_there_are_three_and_those_of_the_modules():
 def test_it_is_confined_and_systemd_finds_nothing_wrong_with_it(name, tmp_path):
     # The kernel refuses to change the netns mode of the RDMA subsystem while there is a second network namespace.
     assert not set(settings(name)) & {"PrivateNetwork", "NetworkNamespacePath", "JoinsNamespaceOf"}
-    unit = tmp_path / "one.service"
+    unit = tmp_path / ("one@sys-net-eth2.service" if name == "nic" else "one.service")
     unit.write_text(UNITS[name])
     done = analyze("security", "--offline=true", "--no-pager", str(unit))
     exposure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
@@ -288,6 +289,9 @@ SERVED = ["kubelet/device-plugins", "kubelet/plugins_registry"]
     ("links", "ProtectKernelTunables", []),  # writes mtu and flags in /sys
     ("links", "RestrictAddressFamilies", ["AF_UNIX"]),
     ("links", "CapabilityBoundingSet", ["CAP_NET_ADMIN"]),
+    ("nic", "ProtectKernelTunables", []),  # writes MOFED's qos/trust_state
+    ("nic", "RestrictAddressFamilies", ["AF_UNIX", "AF_NETLINK", "AF_INET"]),  # dcb, ethtool
+    ("nic", "CapabilityBoundingSet", ["CAP_NET_ADMIN"]),
     ("vfs", "ProtectKernelTunables", []),  # writes sriov_numvfs in /sys, binds VFs to their driver
     ("vfs", "RestrictAddressFamilies", NETLINK),  # ip link set vf
     ("vfs", "CapabilityBoundingSet", ["CAP_NET_ADMIN"]),

@@ -14,6 +14,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.plugins.modules import (
     initramfs,
     kernel_modules,
+    nic_settings,
     rail_links,
     rdma_netns,
     service_limits,
@@ -135,6 +136,26 @@ def test_a_running_nic_is_set_through_sysfs(tmp_path, put):
     rail_links.set_running(Change("NIC eth2 MTU", "set", "1500", "9000"), str(tmp_path))
     rail_links.set_running(Change("NIC eth2 link", "set", "down", "up"), str(tmp_path))
     assert (mtu.read_text(), flags.read_text()) == ("9000", "0x1003")
+
+
+@pytest.mark.parametrize(("before", "after", "done"), [("1", "1", 2), ("1", "0", 0), ("0", "0", 2)])
+def test_the_link_has_to_come_back_before_the_next_one_may_go_down(tmp_path, put, monkeypatch, before, after, done):
+    put("sys/devices/pci0/net/eth2/carrier", f"{before}\n")
+    (tmp_path / "sys/class/net").mkdir(parents=True)
+    (tmp_path / "sys/class/net/eth2").symlink_to("../../devices/pci0/net/eth2")
+    monkeypatch.setattr(nic_settings, "LINK_SECONDS", 0)
+    ran, changes = [], [Change(f"NIC eth2 {name}", "set", "", "") for name in ("dscp", "pfc")]
+
+    def run(argv):
+        ran.append(argv)
+        put("sys/devices/pci0/net/eth2/carrier", f"{after}\n")
+        return 0, "", ""
+
+    made = nic_settings.apply(changes, str(tmp_path), run)
+    with contextlib.nullcontext() if done else pytest.raises(Refused):
+        assert list(made) == changes[:done]
+    assert [words[:2] for words in ran] == [["systemctl", "restart"]]
+    assert ran[0][2].endswith("-sys-devices-pci0-net-eth2.service")
 
 
 def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps():

@@ -133,7 +133,28 @@ def test_a_file_of_somebody_else_is_never_overwritten(captured, there, publish, 
     assert [len(fabric_plan.objects({**typed, "networks_namespaces": ["a", "b"]}, [facts]))] == [2 * publish]
 
 
+NIC = {
+    "netdev": "eth2", "rail": 0, "pci": "0000:01:00.1", "mac": "", "management": None, "trust": "dscp", "dcbx": "host",
+    "dscp": {"26": [3], "48": [6]}, "pfc": {"priorities": []}, "pause": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("stated", "nics", "takes"), [
+    ({}, [NIC], (None, False, False)),
+    ({"fabric_nic_settings": True}, [NIC], (26, True, True)),
+    ({"fabric_nic_settings": True}, [{**NIC, "pfc": {"priorities": [3]}}], (26, True, False)),
+    ({"fabric_nic_settings": True, "fabric_link_flap_allowed": False}, [NIC], (26, True, False)),
+    ({"fabric_nic_settings": True}, [], (26, True, True)),  # not known before the driver is loaded
+])  # fmt: skip
+def test_nics_are_set_node_by_node_where_a_link_may_go_down(captured, stated, nics, takes):
+    facts = {**captured["gh200-cx7-roce"], "qos": {"programs": ["dcb"], "nics": nics}}
+    typed = {**TYPED, "fabric_plan": "doroce", "fabric_link_flap_allowed": True, **stated}
+    mine = fabric_plan.on_node(facts, typed)[1]["nics"]
+    assert ((mine["traffic"] or {}).get("dscp"), mine["needed"], mine["flaps"]) == takes
+
+
 def test_nothing_to_publish_is_refused():
+    assert ids(fabric_plan.findings({"fabric_nic_settings": True, "fabric_plan": None})) == ["set"]
     assert ids(fabric_plan.findings({"fabric_publish": True, "fabric_plan": None})) == ["publish"]
     assert ids(fabric_plan.findings({"fabric_publish": True, "fabric_plan": "doroce"})) == []
 

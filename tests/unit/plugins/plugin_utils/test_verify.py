@@ -92,6 +92,48 @@ def test_the_nic_that_a_shared_subnet_is_sent_into_from_each_rail(node, leaves_b
     assert any("10.9.0.0/24" in note for note in noted) == (status == FAILED)
 
 
+NIC = {
+    "netdev": "eth2", "management": None, "trust": "dscp", "dcbx": "host", "dscp": {"26": [3], "48": [6]},
+    "pfc": {"priorities": [3]}, "pause": {"rx": False, "tx": False},
+}  # fmt: skip
+NIC_IDS = ("dcbx", "trust", "dscp", "cnp-dscp", "pfc", "pause")
+
+
+@pytest.mark.parametrize(
+    ("plan", "nic", "failed", "unverified"),
+    [
+        ("doroce", {}, [], []),
+        ("oracle", {}, ["dscp", "cnp-dscp", "pfc"], []),
+        ("doroce", {"trust": "pcp", "dscp": {}}, ["trust", "dscp", "cnp-dscp"], []),
+        ("doroce", {"pfc": {"priorities": [3, 6]}, "pause": {"rx": True, "tx": False}}, ["pfc", "pause"], []),
+        ("doroce", {"dcbx": "firmware"}, ["dcbx"], []),
+        ("doroce", {"pfc": None, "pause": "unknown: cut off"}, [], ["pfc", "pause"]),
+        ("doroce", dict.fromkeys(("trust", "dscp", "pfc", "dcbx", "pause")), [], None),
+        (None, {"pfc": {"priorities": [3, 6]}}, None, []),
+    ],
+)
+def test_the_settings_of_a_nic_are_checked_against_the_plan_where_there_is_one(node, plan, nic, failed, unverified):
+    node.facts["qos"]["nics"] = [{**NIC, **nic}]
+    node.variables["fabric_plan"] = plan
+    checks = {name: item for name, item in node.judged().items() if name.startswith("nic:")}
+    told = [ids(checks, status) for status in (PASSED, FAILED, NOT_VERIFIED)]
+    if failed is None or unverified is None:
+        assert told == [set(), set(), set() if failed is None else {"nic:eth2"}]
+        return
+    names = [{f"nic:{name}:eth2" for name in listed} for listed in (NIC_IDS, failed, unverified)]
+    assert told == [names[0] - names[1] - names[2], *names[1:]]
+
+
+def test_what_a_run_sets_is_not_verified_in_check_mode_and_what_it_leaves_fails_once(node):
+    node.facts["qos"] = {"programs": ["dcb", "ethtool"], "nics": [{**NIC, "pfc": {"priorities": []}, "rail": 0}]}
+    node.facts["qos"]["nics"][0].update(pci="0000:01:00.1", mac="b8:3f:d2:00:00:01")
+    node.variables.update(fabric_plan="doroce", fabric_nic_settings=True, fabric_link_flap_allowed=True)
+    assert node.judged(check_mode=True)["nic:pfc:eth2"]["status"] == NOT_VERIFIED
+    node.variables["fabric_link_flap_allowed"] = None
+    failed = [item["id"] for item in node.judged().values() if item["object"] == "NIC eth2 pfc"]
+    assert failed == ["nic:pfc:eth2"]
+
+
 @pytest.mark.parametrize(("name", "wrong", "seen"), [
     ("uverbs0", {"owner": "oracle"}, "/dev/infiniband/uverbs0, mode 0666, owner oracle:root"),
     ("rdma_cm", {"mode": "0660", "group": "rdma", "usable": False}, "mode 0660, owner root:rdma"),

@@ -1,4 +1,4 @@
-"""MTU and link-up by PCI address or MAC; rules of ufw and firewalld, and whether a port answers."""
+"""MTU, link-up and RoCE settings by PCI address or MAC; rules of ufw and firewalld, and whether a port answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall, reach
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall, nic_settings, reach
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import enabled, plan, script
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 
@@ -226,6 +226,199 @@ def test_of_rails_in_one_subnet_each_sends_through_its_own_nic(tmp_path):
     assert (done.returncode, without[0], without[3:]) == (0, "rail1", [100, 0]), done.stderr
     assert routed == ["rail2", 1, 2, 0, 100]
     assert (removed[0], removed[3:]) == ("rail1", [100, 0])
+
+
+PLAN = {"dscp": 26, "priority": 3, "cnp_dscp": 48, "cnp_priority": 6, "lossless": True}
+RIGHT_NIC = {
+    "rail": 0, "netdev": "eth2", "pci": "0000:3b:00.0", "mac": MAC, "management": None, "trust": "dscp", "dcbx": "host",
+    "dscp": {"26": [3], "48": [6]}, "pfc": {"priorities": [3]}, "pause": {"rx": False, "tx": False},
+}  # fmt: skip
+PFC, FILES = {"pfc": {"priorities": [3, 6]}}, [paths.OWN_NIC_SCRIPT, paths.OWN_NIC_UNIT, paths.OWN_NIC_RULE]
+NO_DCB, UNKNOWN = {"trust": None, "dscp": None, "pfc": None, "dcbx": None}, "unknown: Operation not permitted"
+
+
+@pytest.mark.parametrize(
+    ("seen", "wrong", "unknown"),
+    [
+        ({}, [], []),
+        ({"dcbx": "firmware"}, ["dcbx"], []),
+        ({"trust": "pcp", "dscp": {}}, ["trust", "dscp", "cnp-dscp"], []),
+        ({"dscp": {"26": [5], "48": [6]}}, ["dscp"], []),
+        ({"dscp": {"26": [3, 5], "48": [6]}}, ["dscp"], []),
+        ({"dscp": {"26": [3]}}, ["cnp-dscp"], []),
+        (PFC, ["pfc"], []),
+        ({"pfc": {"priorities": []}}, ["pfc"], []),
+        ({"pause": {"rx": False, "tx": True}}, ["pause"], []),
+        ({"pause": None, "dcbx": None}, [], ["dcbx", "pause"]),
+        ({"pfc": UNKNOWN, "pause": UNKNOWN}, [], ["pfc", "pause"]),
+        (dict.fromkeys(("trust", "dscp", "dcbx"), UNKNOWN), [], ["dcbx", "trust", "dscp", "cnp-dscp"]),
+        (NO_DCB, [], ["dcbx", "trust", "dscp", "cnp-dscp", "pfc"]),
+    ],
+)
+def test_each_setting_is_judged_by_itself_and_what_is_not_known_is_not_wrong(seen, wrong, unknown):
+    rows = list(nic_settings.settings({**RIGHT_NIC, **seen}, PLAN))
+    assert [row.id for row in rows if row.good is False] == wrong
+    assert [row.id for row in rows if row.good is None] == unknown
+    lossy = {row.id: row.good for row in nic_settings.settings({**RIGHT_NIC, **seen}, {**PLAN, "lossless": False})}
+    assert ("pause" in lossy, lossy["pfc"] is True) == (False, seen.get("pfc") == {"priorities": []})
+
+
+def of_nics(facts, *nics, programs=("dcb", "ethtool")):
+    return {**facts, "qos": {"programs": list(programs), "nics": [{**RIGHT_NIC, **nic} for nic in nics]}}
+
+
+def planned(facts, allowed=None, traffic=PLAN, root="/"):
+    made = nic_settings.plan(facts, {"traffic": traffic, "link_flap_allowed": allowed}, root)
+    counts = (len(made.not_applied), len(made.not_verified))
+    return [change.object for change in made.changes], [finding.object for finding in made.findings], *counts
+
+
+SECOND = {"netdev": "eth3", "pci": "0000:3c:00.0"}
+
+
+@pytest.mark.parametrize(
+    ("nics", "options", "made"),
+    [
+        ([{}], {}, (FILES, [], 0, 0)),
+        ([PFC], {}, ([], ["NIC eth2 pfc"], 0, 0)),
+        ([PFC], {"allowed": True}, ([*FILES, "NIC eth2 pfc"], [], 0, 0)),
+        ([{**PFC, "dcbx": "firmware"}], {"allowed": False}, ([*FILES, "NIC eth2 dcbx"], [], 1, 0)),
+        ([{"dcbx": "firmware"}, SECOND], {}, ([*FILES, "NIC eth2 dcbx"], [], 0, 0)),
+        ([{"management": "the default route"}, SECOND], {"allowed": True}, ([], ["NIC eth2 (rail 0)"], 0, 0)),
+        ([NO_DCB], {"allowed": True}, ([], [], 1, 0)),
+        ([{"pfc": UNKNOWN}], {"allowed": True}, ([], [], 0, 1)),
+        ([NO_DCB, {**SECOND, "dcbx": "firmware"}], {}, ([*FILES, "NIC eth3 dcbx"], [], 1, 0)),
+        ([PFC], {"allowed": True, "root": "/mnt"}, (FILES, [], 0, 1)),
+        ([], {"allowed": True}, ([], [], 0, 0)),
+    ],
+)
+def test_nics_are_set_where_they_differ_and_a_link_goes_down_with_consent_only(facts, nics, options, made):
+    assert planned(of_nics(facts, *nics), **options) == made
+
+
+@pytest.mark.parametrize(
+    ("programs", "nic", "lacking"),
+    [
+        (["ethtool"], {}, ["program dcb"]),
+        (["dcb"], {}, []),
+        (["dcb"], {"pause": {"rx": True, "tx": True}}, ["program ethtool"]),
+        ([], NO_DCB, []),
+    ],
+)
+def test_a_program_that_is_needed_and_missing_is_named_before_a_change(facts, programs, nic, lacking):
+    assert planned(of_nics(facts, nic, programs=programs))[1] == lacking
+
+
+def test_a_second_run_changes_nothing_and_the_files_go_without_a_plan(facts):
+    facts = of_nics(facts, {}, {"netdev": "eth3", "mac": OTHER["mac"]})
+    facts["hcas"][0]["netdevs"].append(OTHER)
+    for change in nic_settings.plan(facts, {"traffic": PLAN, "link_flap_allowed": None}).changes:
+        facts["owned_files"][change.object] = {"mode": "0644", "content": change.after}
+    assert planned(facts) == planned(facts, allowed=True) == ([], [], 0, 0)
+    # Ports of one function: by MAC.
+    rules = facts["owned_files"][paths.OWN_NIC_RULE]["content"].splitlines()[1:]
+    assert [f'ATTR{{address}}=="{mac}"' in rule for mac, rule in zip((MAC, OTHER["mac"]), rules)] == [True, True]
+    assert planned(facts, traffic=None) == (FILES[::-1], [], 0, 0)
+    # What was refused must not come at the next boot.
+    assert planned(facts, allowed=False)[0] == [paths.OWN_NIC_SCRIPT]
+
+
+def test_the_unit_of_a_device_has_the_name_that_udev_gives_it():
+    name = nic_settings.instance("/sys/devices/pci0000:00/0000:3b:00.0/net/en-s_1~.7")
+    assert name == r"gpufabric-rdma-nic@sys-devices-pci0000:00-0000:3b:00.0-net-en\x2ds_1\x7e.7.service"
+
+
+# dcb and ethtool of a driver like mlx5: a DSCP's older entry goes by itself, so dcb fails where it wants to remove it.
+_DOUBLE = """#!{python}
+import json, os, pathlib, sys
+state = json.loads(pathlib.Path("state").read_text())
+tool, words, code = os.path.basename(sys.argv[0]), [word for word in sys.argv[1:] if word != "-N"], 0
+if words[0] == "-a":
+    code = int(state["pause"] is None)
+    print(f"Pause parameters:\\nAutonegotiate:\\ton\\nRX:\\t\\t{{state['pause']}}\\nTX:\\t\\toff\\nRX negotiated: on")
+elif words[0] == "-A":
+    state["pause"] = "off"
+elif words[:2] == ["dcbx", "show"]:
+    code = int(state["dcbx"] is None)
+elif words[:2] == ["dcbx", "set"]:
+    state["dcbx"] = words[4]
+elif words[:2] == ["app", "show"]:
+    print("dscp-prio", *(f"{{dscp}}:{{priority}}" for dscp, priority in state["dscp"].items()), "")
+elif words[:2] == ["app", "replace"]:
+    dscp, priority = words[5].split(":")
+    code = int(dscp in state["dscp"])
+    if not state.get("refuses"):
+        state["dscp"][dscp] = priority
+elif words[:2] == ["pfc", "show"]:
+    print("prio-pfc", *(f"{{number}}:{{'on' if number in state['pfc'] else 'off'}}" for number in range(8)), "")
+else:
+    state["pfc"] = [int(word[0]) for word in words[5:] if word.endswith(":on")]
+    state["flaps"] += 1
+pathlib.Path("state").write_text(json.dumps(state))
+sys.exit(code)
+"""
+BAD = {"dcbx": "firmware", "dscp": {"26": "0"}, "pfc": [6], "pause": "on", "flaps": 0}
+GOOD = {"dcbx": "host", "dscp": {"26": "3", "48": "6"}, "pfc": [3], "pause": "off", "flaps": 0}
+
+
+@pytest.mark.parametrize(
+    ("before", "may_flap", "lossless", "code", "after"),
+    [
+        (BAD, True, True, 0, {**GOOD, "flaps": 1}),
+        (GOOD, True, True, 0, GOOD),
+        (BAD, False, True, 0, {**GOOD, "pfc": [6]}),
+        (BAD, True, False, 0, {**GOOD, "pfc": [], "pause": "on", "flaps": 1}),
+        ({**BAD, "dcbx": None, "pause": None}, True, True, 0, {**GOOD, "dcbx": None, "pause": None, "flaps": 1}),
+        ({**BAD, "refuses": True}, True, True, 1, {**GOOD, "dscp": {"26": "0"}, "refuses": True, "flaps": 1}),
+    ],
+    ids=["all wrong", "all right", "no flap", "lossy", "what the driver has not", "a refusal does not stop the rest"],
+)
+def test_the_script_sets_what_differs_and_a_second_time_nothing(
+    tmp_path, script_of, before, may_flap, lossless, code, after
+):
+    run = script_of(before, nic_settings.script({**PLAN, "lossless": lossless}, may_flap))
+    assert run() == (code, after)
+    assert run() == (code, after)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "set_it"),
+    [
+        ("phys_port_name", "p0", True),
+        ("phys_port_name", "pf0vf1", False),
+        ("phys_port_name", "c1pf0sf88", False),
+        ("lower_eth2/x", "", False),
+        ("qos/trust_state", "pcp", True),
+    ],
+)
+def test_the_script_leaves_alone_what_only_shares_the_address(tmp_path, put, script_of, file, text, set_it):
+    put(f"devices/net/eth2/{file}", f"{text}\n")
+    run = script_of(BAD, nic_settings.script(PLAN, True))
+    assert run() == (0, {**GOOD, "flaps": 1} if set_it else BAD)
+    if file.startswith("qos"):
+        assert (tmp_path / "devices/net/eth2" / file).read_text() == "dscp\n"
+
+
+@pytest.fixture
+def script_of(tmp_path):
+    """(state of the NIC, text of the script) -> a call that runs it and returns its exit status and the state."""
+    (tmp_path / "bin").mkdir()
+    for tool in ("dcb", "ethtool"):
+        (tmp_path / "bin" / tool).write_text(_DOUBLE.format(python=sys.executable))
+        (tmp_path / "bin" / tool).chmod(0o755)
+
+    def made(state, text):
+        (tmp_path / "state").write_text(json.dumps(state))
+
+        def run():
+            words = ["sh", "-c", text, "sh", str(tmp_path / "devices/net/eth2")]
+            environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+            done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, check=False)
+            return done.returncode, json.loads((tmp_path / "state").read_text())
+
+        return run
+
+    return made
 
 
 SHARED = {"index": 1, "netdev": "eth2", "pci": "0000:3b:00.0", "mac": MAC, "management": None, "address": "10.9.0.1"}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import collections
+import errno
 import json
 import os
 import random
+import struct
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths, seams
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, dcb, paths, seams
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import node as machine
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS, gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.text import is_unknown
 from ansible_collections.gpufabric.rdma.tests.tools import tree as fixtures
 
 from_seams = Seams.recorded({"addresses": {"enp1s0f0np0": ["10.0.0.1/24"]}})
@@ -38,12 +41,12 @@ WAYS = ("gpu_initiated", "pcie")  # come with gpudirect
         (["min"], set()),
         (["hcas"], {"hcas", "cards_without_rdma"}),
         (["pci"], {"cards_without_rdma", "gpus"}),
-        (["rails", "!gids"], {"rails", "not_rails", "shared_subnets"}),
+        (["rails", "!gids"], {"rails", "not_rails", "shared_subnets", "qos"}),
         (
             ["all", "!hcas", "!pci", "!rails", "!gpus"],
             {*SUBSETS, *WAYS} - {"hcas", "pci", "rails", "gpus", "gids"},
         ),
-        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets", *WAYS} - {"pci", "gids"}),
+        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets", "qos", *WAYS} - {"pci", "gids"}),
     ],
 )
 def test_subsets(laid_out, subset, parts):
@@ -207,3 +210,100 @@ def test_programs_are_asked_in_their_machine_readable_form(tmp_path, monkeypatch
     assert (live.modinfo("/other.ko.zst"), live.rpm_query()) == (None, "rdma-core 48.0-1.el9\n")
     assert live.forks == 3
     assert live._run("no-such-program") is None
+
+
+# Composed after include/uapi/linux/dcbnl.h: no NIC that has these settings was at hand.
+def attribute(kind, data):
+    return struct.pack("=HH", 4 + len(data), kind) + data + bytes(-len(data) % 4)
+
+
+def dcb_answer(*ieee, dcbx=None, kind=78):
+    body = bytes((0, 21, 0, 0)) + attribute(1, b"eth2\0") + attribute(13, b"".join(ieee))
+    body += attribute(14, bytes([dcbx])) if dcbx is not None else b""
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 1, 0) + body
+
+
+def apps(*entries):
+    return attribute(3, b"".join(attribute(1, struct.pack("=BBH", *entry)) for entry in entries))
+
+
+def error(number):
+    return struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -number) + bytes(16)
+
+
+PFC = attribute(2, struct.pack("=BBBxHxx8Q8Q", 8, 1 << 3 | 1 << 6, 0, 7, *range(16)))
+ETS = attribute(1, struct.pack("=BBB8s8s8s8s24x", 1, 8, 0, bytes([50] * 2), bytes(8), b"\0\2\xff\1", bytes(range(8))))
+BUFFERS = attribute(10, struct.pack("=8s8II", bytes([0] * 3 + [1] * 5), 1000, *range(7), 9))
+EMPTY = {"dscp": {}, "pfc": None, "ets": None, "buffers": None, "dcbx": None}
+PFC_3_6 = {"priorities": [3, 6], "capable": 8, "delay": 7}
+
+
+@pytest.mark.parametrize(
+    ("answer", "settings"),
+    [
+        (dcb_answer(apps()), EMPTY),
+        (dcb_answer(PFC, apps(), dcbx=0x0C), {**EMPTY, "pfc": PFC_3_6, "dcbx": "firmware"}),
+        (
+            dcb_answer(apps((5, 3, 26), (1, 7, 26), (5, 6, 48)), dcbx=9),
+            {**EMPTY, "dscp": {"26": [3], "48": [6]}, "dcbx": "host"},
+        ),
+        (dcb_answer(apps((5, 5, 26), (5, 3, 26), (5, 1, 8))), {**EMPTY, "dscp": {"8": [1], "26": [3, 5]}}),
+        (
+            dcb_answer(ETS, BUFFERS, apps()),
+            {
+                **EMPTY,
+                "ets": {
+                    "classes": [*range(8)],
+                    "bandwidth": [50, 50, *[0] * 6],
+                    "schedulers": ["strict", "ets", "vendor", "cb-shaper", *["strict"] * 4],
+                },
+                "buffers": {"of": [0, 0, 0, 1, 1, 1, 1, 1], "bytes": [1000, *range(7)]},
+            },
+        ),
+        (error(errno.EOPNOTSUPP), dict.fromkeys(EMPTY)),
+        (error(errno.EPERM), "Operation not permitted"),
+        (error(errno.ENODEV), "No such device"),
+        (b"", "cut off"),
+        (dcb_answer(apps(), kind=79), "cut off"),
+        (dcb_answer(attribute(2, b"\x08\x08")), "cut off"),
+        (dcb_answer(struct.pack("=HH", 99, 2)), "cut off"),
+    ],
+)
+def test_of_what_the_kernel_answers_only_no_such_setting_is_nothing(answer, settings):
+    asked = dcb.asked(lambda: dcb.parsed(answer), dcb.KEYS)
+    if isinstance(settings, dict):
+        assert asked == settings
+    else:
+        assert {*asked} == {*EMPTY}
+        assert all(is_unknown(text) and settings in text for text in asked.values())
+
+
+def test_half_an_answer_says_nothing():
+    whole = dcb_answer(PFC, apps((5, 3, 26)), dcbx=9)
+    for length in range(len(whole)):
+        assert all(map(is_unknown, dcb.asked(lambda cut=whole[:length]: dcb.parsed(cut), dcb.KEYS).values()))
+
+
+def test_the_kernel_itself_is_asked():
+    """lo has none of it; what does not exist is not known."""
+    assert Seams.live().qos("lo") == {**dict.fromkeys(EMPTY), "pause": None}
+    assert all(map(is_unknown, Seams.live().qos("none0").values()))
+
+
+def test_only_the_netdevs_of_rails_are_asked_and_files_of_mofed_are_read(node):
+    path = node.pci("pci0000:00/0000:00:01.0/0000:01:00.0", "15b3", "1021", "0x020000")
+    node.hca("mlx5_0", path)
+    node.netdev("eth2", path)
+    node.netdev("lan0", address="52:54:00:00:00:01")
+    node.write("/sys/class/net/eth2/qos/trust_state", "pcp").write("/usr/sbin/dcb")
+    for number in range(8):
+        node.write(f"/sys/class/net/eth2/ecn/roce_np/enable/{number}", str(int(number == 3)))
+    asked = []
+    answer = {**EMPTY, "dscp": {"26": [3]}, "pause": {"rx": True, "tx": False}}
+    seams = Seams(addresses=dict, qos=lambda netdev: asked.append(netdev) or answer)
+    qos = gather(node.tree(), seams, ["rails"])["qos"]
+    assert (asked, qos["programs"], [row["netdev"] for row in qos["nics"]]) == (["eth2"], ["dcb"], ["eth2"])
+    (row,) = qos["nics"]
+    assert (row["pci"], row["trust"], row["ecn"]) == ("0000:01:00.0", "pcp", {"np": [3], "rp": None})
+    assert {key: row[key] for key in answer} == answer
+    assert is_unknown(node.facts(["rails"])["qos"]["nics"][0]["pfc"])

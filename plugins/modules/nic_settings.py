@@ -1,0 +1,153 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nic_settings
+short_description: Set the RoCE settings of NICs to the switch plan, now and whenever the driver makes the NIC
+version_added: 0.1.0
+description:
+  - On the NIC of each rail over Ethernet, gives DCBX to the host, maps the DSCPs of O(traffic) to their priorities (and
+    with it trusts the DSCP), turns PFC on for the lossless priority only, and pause of the whole port off beside it.
+  - C(dcb) and C(ethtool) do it, from a unit that udev has started for the PCI address, so that a driver reload sets
+    it again.
+  - Refuses a NIC that management uses. A changed PFC mask takes the link down for seconds, so it needs
+    O(link_flap_allowed); an equal one is not set.
+  - A NIC whose driver has no such settings, such as a virtual function, is left alone and reported.
+  - Without O(traffic) the unit is removed, and the running values stay.
+extends_documentation_fragment:
+  - gpufabric.rdma.reading.rails
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  traffic:
+    description: The traffic class, as C(fabric_plan) has it.
+    type: dict
+    suboptions:
+      dscp: {description: DSCP of RDMA., type: int, required: true}
+      priority: {description: Its priority., type: int, required: true}
+      cnp_dscp: {description: DSCP of congestion notifications., type: int, required: true}
+      cnp_priority: {description: Their priority., type: int, required: true}
+      lossless: {description: Whether PFC keeps the priority lossless., type: bool, required: true}
+  link_flap_allowed:
+    description: Whether a link may go down for seconds. Without it such a change stops; V(false) leaves PFC as it is.
+    type: bool
+  software_hcas:
+    description: Whether software HCAs (C(rdma_rxe), C(siw)) may be automatic rails.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: DSCP 26 in the lossless priority 3
+  gpufabric.rdma.nic_settings:
+    traffic: {dscp: 26, priority: 3, cnp_dscp: 48, cnp_priority: 6, lossless: true}
+    link_flap_allowed: true
+  throttle: 1
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
+  returned: always
+  type: list
+  elements: dict
+findings:
+  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+  returned: always
+  type: list
+  elements: dict
+not_applied:
+  description: What was left as it is, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or checked from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import os
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, systemctl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.nic_settings import instance, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+
+SUBSET = ["hcas", "rails", "owned_files", "!gids"]
+LINK_SECONDS = 60
+
+
+def read(params: dict) -> dict:
+    tree = Tree(params["root"])
+    return gather(tree, Seams.of(tree), SUBSET, params["software_hcas"], params["rails"])
+
+
+def apply(changes, root: str, run):
+    live = [change for change in changes if change.object.startswith("NIC ")]
+    yield from apply_units(root, [change for change in changes if change not in live], run, starting=bool(live))
+    for netdev in dict.fromkeys(change.object.split()[1] for change in live):
+        folder = os.path.join(root, paths.NET.lstrip("/"), netdev)
+        was_up = carrier(folder)
+        unit = instance(os.path.realpath(folder))
+        systemctl(run, unit, "restart", unit)
+        # Rails are read again next, and the next node may lose its link only once this one is back.
+        ends = time.monotonic() + LINK_SECONDS
+        while was_up and not carrier(folder):
+            if time.monotonic() > ends:
+                step = f"check the switch port; journalctl -u '{unit}' shows what was set"
+                raise Refused.because(f"NIC {netdev}", "its link up again", f"down for {LINK_SECONDS} s", step)
+            time.sleep(0.5)
+        yield from (change for change in live if change.object.split()[1] == netdev)
+
+
+def carrier(folder: str) -> bool:
+    """Whether the link is up; that of a NIC that is administratively down cannot be read."""
+    try:
+        with open(os.path.join(folder, "carrier"), encoding="ascii") as stream:
+            return stream.read().strip() == "1"
+    except OSError:
+        return False
+
+
+def main() -> None:
+    number = {"type": "int", "required": True}
+    module = AnsibleModule(
+        argument_spec={
+            "traffic": {
+                "type": "dict",
+                "options": {
+                    **dict.fromkeys(("dscp", "priority", "cnp_dscp", "cnp_priority"), number),
+                    "lossless": {"type": "bool", "required": True},
+                },
+            },
+            "link_flap_allowed": {"type": "bool"},
+            "rails": RAILS,
+            "software_hcas": {"type": "bool", "default": False},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    root = module.params["root"]
+    wanted = {name: module.params[name] for name in ("traffic", "link_flap_allowed")}
+    converge(
+        module,
+        read=lambda: read(module.params),
+        plan=lambda facts: plan(facts, wanted, root),
+        apply=lambda changes: apply(changes, root, module.run_command),
+    )
+
+
+if __name__ == "__main__":
+    main()
