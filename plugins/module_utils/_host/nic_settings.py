@@ -77,40 +77,38 @@ class Setting(NamedTuple):
 def settings(nic: dict, traffic: dict) -> Iterator[Setting]:
     """What the plan wants of a NIC, in the order in which it is set. traffic: FabricPlan as a mapping."""
     name, lossless = nic["netdev"], [traffic["priority"]] if traffic["lossless"] else []
+    mapping = {"dscp": (traffic["dscp"], traffic["priority"])}
+    mapping["cnp-dscp"] = (traffic["cnp_dscp"], traffic["cnp_priority"])
     entry = f"dcb app replace dev {name} dscp-prio {{}}:{{}}"
-    yield _setting("dcbx", nic["dcbx"], "host", nic["dcbx"], f"dcb dcbx set dev {name} host ieee")
-    main = (traffic["dscp"], traffic["priority"])
-    trust = "pcp: untagged packets are in priority 0" if nic["trust"] == "pcp" else nic["trust"]
-    yield _setting("trust", nic["trust"], "dscp", trust, entry.format(*main))
-    for identity, (dscp, priority) in (
-        ("dscp", main),
-        ("cnp-dscp", (traffic["cnp_dscp"], traffic["cnp_priority"])),
-    ):
+    yield _setting("dcbx", nic["dcbx"], "host", ("host", nic["dcbx"]), f"dcb dcbx set dev {name} host ieee")
+    seen = "pcp: untagged packets are in priority 0" if nic["trust"] == "pcp" else nic["trust"]
+    yield _setting("trust", nic["trust"], "dscp", ("dscp", seen), entry.format(*mapping["dscp"]))
+    for identity, (dscp, priority) in mapping.items():
         mapped = nic["dscp"].get(str(dscp), []) if isinstance(nic["dscp"], dict) else nic["dscp"]
         seen = f"DSCP {dscp} in {_listed(mapped)}" if mapped else f"no entry for DSCP {dscp}: priority 0"
-        wanted = f"DSCP {dscp} in priority {priority}"
-        good = mapped if mapped is None or isinstance(mapped, str) else mapped == [priority]
-        yield _setting(identity, good, wanted, seen, entry.format(dscp, priority))
+        said = (f"DSCP {dscp} in priority {priority}", seen)
+        yield _setting(identity, mapped, [priority], said, entry.format(dscp, priority))
     on = nic["pfc"]["priorities"] if isinstance(nic["pfc"], dict) else nic["pfc"]
-    seen = f"PFC on for {_listed(on)}"
-    if isinstance(on, list) and traffic["cnp_priority"] in on:
-        seen += f"; {traffic['cnp_priority']} is the CNPs', which are paused with what they are to slow down"
-    good = on if on is None or isinstance(on, str) else on == lossless
+    said = (f"PFC on for {_listed(lossless)}", f"PFC on for {_listed(on)}{_paused_cnps(traffic, on)}")
     words = " ".join(["all:off", *(f"{number}:on" for number in lossless)])
-    yield _setting("pfc", good, f"PFC on for {_listed(lossless)}", seen, f"dcb pfc set dev {name} prio-pfc {words}")
+    yield _setting("pfc", on, lossless, said, f"dcb pfc set dev {name} prio-pfc {words}")
     if lossless:
         ways = [way for way, is_on in nic["pause"].items() if is_on] if isinstance(nic["pause"], dict) else nic["pause"]
-        good = ways if ways is None or isinstance(ways, str) else not ways
-        seen = f"pause of the whole port on: {', '.join(ways or ())}"
-        yield _setting("pause", good, "no pause of the whole port", seen, f"ethtool -A {name} rx off tx off")
+        said = ("no pause of the whole port", f"pause of the whole port on: {', '.join(ways or ())}")
+        yield _setting("pause", ways, [], said, f"ethtool -A {name} rx off tx off")
 
 
-def _setting(identity: str, value, wanted: str, seen: str | None, command: str) -> Setting:
-    """value: what is there or whether it is right; null or a reason where that is not known."""
+def _paused_cnps(traffic: dict, on) -> str:
+    number = traffic["cnp_priority"]
+    starved = isinstance(on, list) and number in on
+    return f"; {number} is the CNPs', which are paused with what they are to slow down" if starved else ""
+
+
+def _setting(identity: str, value, wanted, said: tuple, command: str) -> Setting:
+    """value: what is there; null or a reason where that is not known. said: in words, what is wanted and seen."""
     if value is None or is_unknown(value):
-        return Setting(identity, None, wanted, NOT_SETTABLE if value is None else value, command)
-    good = value if isinstance(value, bool) else value == wanted
-    return Setting(identity, good, wanted, wanted if good else str(seen), command)
+        return Setting(identity, None, said[0], NOT_SETTABLE if value is None else value, command)
+    return Setting(identity, value == wanted, said[0], said[value != wanted], command)
 
 
 def _listed(priorities) -> str:
