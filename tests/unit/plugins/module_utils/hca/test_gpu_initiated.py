@@ -8,7 +8,7 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, gpu_initiated, modprobe, paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.gpu_initiated import WAYS, judge
 
-GPU = [{"vendor": "10de"}]
+GPU = ({"vendor": "10de"},)
 PARAMS = 'ResmanDebugLevel: 4294967295\nEnableStreamMemOPs: {}\nRegistryDwords: "{}"\nRegistryDwordsPerDevice: ""\n'
 LINE = 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords="PeerMappingOverride=1;"\n'
 BOTH = ("peer-mapping", "stream-memory")
