@@ -12,6 +12,7 @@ import re
 from typing import Optional
 
 from . import paths
+from .text import integer
 from .tree import Tree
 
 # What a rise means. LINK: the cable, the transceiver or the port lost bits; never normal. TRANSPORT: packets were
@@ -119,8 +120,8 @@ def by_priority(statistics: Optional[dict[str, int]]) -> dict[str, int]:
 
 def refresh_seconds(tree: Tree, hca: str, port: int) -> float:
     """How old hw_counters may be: the kernel asks the hardware anew only after this time."""
-    text = tree.read(f"{paths.INFINIBAND}/{hca}/ports/{port}/hw_counters/lifespan") or ""
-    return min(int(text) if text.isdecimal() else _LIFESPAN_MS, _LONGEST_MS) / 1000
+    lifespan = integer(tree.read(f"{paths.INFINIBAND}/{hca}/ports/{port}/hw_counters/lifespan"))
+    return min(_LIFESPAN_MS if lifespan is None else max(lifespan, 0), _LONGEST_MS) / 1000
 
 
 def rises(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:

@@ -41,10 +41,11 @@ def state(tree: Tree, ask: Callable[[str], dict[str, Any]], hcas: list[dict[str,
 
     In a row null is what the driver does not let anybody set, a text what cannot be known. ask: the seam `qos`.
     """
-    netdevs = {netdev["name"]: netdev for hca in hcas for netdev in hca["netdevs"] if netdev["type"] == "ether"}
+    there = [netdev for hca in hcas for netdev in hca["netdevs"] if netdev["type"] == "ether" and netdev["mac"]]
+    netdevs = {netdev["name"]: netdev for netdev in there}
     rows = [_row(tree, ask, rail, netdevs[rail["netdev"]]) for rail in rails if rail["netdev"] in netdevs]
-    there = [name for name in PROGRAMS if rows and any(tree.exists(f"{folder}/{name}") for folder in _FOLDERS)]
-    return {"programs": there, "nics": rows}
+    programs = [name for name in PROGRAMS if rows and any(tree.exists(f"{folder}/{name}") for folder in _FOLDERS)]
+    return {"programs": programs, "nics": rows}
 
 
 def _row(tree: Tree, ask: Callable[[str], dict[str, Any]], rail: dict[str, Any], netdev: dict[str, Any]):

@@ -93,8 +93,9 @@ def _after_ours(line: modprobe.Line) -> bool:
 def _written_before_boot(tree: Tree) -> bool:
     """Whether our file is older than this boot: a second reboot would change nothing."""
     written = tree.mtime(paths.OWN_MODPROBE)
-    booted = re.search(r"^btime (\d+)", tree.read("/proc/stat") or "", re.MULTILINE) if written else None
-    return bool(written and booted) and written < int(booted[1])
+    found = re.search(r"^btime (\d+)", tree.read("/proc/stat") or "", re.MULTILINE) if written else None
+    booted = integer(found[1]) if found else None
+    return booted is not None and written < booted
 
 
 def _running(text: str) -> dict[str, str]:

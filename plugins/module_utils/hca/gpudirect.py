@@ -71,7 +71,7 @@ def nvidia(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None) -> t
 
 
 def dmabuf_kernel(kernel: Optional[str]) -> bool:
-    return tuple(int(part) for part in re.findall(r"\d+", kernel or "")[:2]) >= _DMABUF_KERNEL
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", kernel or "")[:2]) >= _DMABUF_KERNEL
 
 
 def dmabuf_verdict(kernel: Optional[str], unsure: list[str]) -> str:

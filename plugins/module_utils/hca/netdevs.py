@@ -24,6 +24,7 @@ IB_MTUS = (4096, 2048, 1024, 512, 256)
 # Names of VF and SF representors, which a NIC in switchdev mode shows beside its uplink; not ports of the card. mlx5,
 # bnxt_en: pf0vf1, c1pf0sf88; ice: pf0vfr1; sfc: p0pf0vf1.
 _REPRESENTOR = re.compile(r"^([cp]\d+)?pf\d+((vfr?|sf)\d+)?$")
+_MAC = re.compile(r"[0-9a-fA-F:]*\Z")
 _ATTRIBUTES = ("address", "mtu", "type", "operstate", "carrier", "speed", "phys_port_name", "dev_port", "dev_id")
 
 
@@ -76,7 +77,7 @@ class Network:
         carrier = integer(value["carrier"])
         return {
             "name": name,
-            "mac": value["address"],
+            "mac": value["address"] if _MAC.match(value["address"] or "") else None,
             "mtu": mtu,
             "operstate": value["operstate"],
             "carrier": None if carrier is None else bool(carrier),

@@ -13,7 +13,7 @@ from . import paths
 from .text import hexadecimal, integer, unknown
 from .tree import Tree
 
-ADDRESS = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 MELLANOX = "15b3"
 NVIDIA = "10de"
 
@@ -70,7 +70,7 @@ def model(vendor: Optional[str], device: Optional[str]) -> str:
 def classes(tree: Tree) -> dict[str, str]:
     """{address: class such as `0x020700`} of every PCI function, in address order."""
     found = {}
-    for address in sorted(tree.listdir(paths.PCI), key=order):
+    for address in sorted(filter(ADDRESS.match, tree.listdir(paths.PCI)), key=order):
         code = tree.attributes(f"{paths.PCI}/{address}", ("class",))["class"]
         if code:
             found[address] = code

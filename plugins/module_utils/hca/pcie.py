@@ -23,6 +23,7 @@ _EXPRESS, _ACS, _ATS = 0x10, 0x000D, 0x000F
 _STEPS = 48  # as many entries as fit between the header and byte 256
 _OPTIONS = ("PCI_P2PDMA", "INFINIBAND_ON_DEMAND_PAGING", "INFINIBAND_USER_MEM", "DMABUF_MOVE_NOTIFY")
 _OPTION = re.compile(rf"^CONFIG_({'|'.join(_OPTIONS)})=([ym])$", re.MULTILINE)
+_CONFIG_SIZE = 1 << 22
 _LOADERS = ("update-grub", "grubby")  # what sets a boot parameter on Debian and Ubuntu, and on EL
 _DRIVERS = "/sys/bus/pci/drivers"
 # Product names (DMI) of virtual machines: what they show of bridges is not the host's.
@@ -194,7 +195,7 @@ def state(tree: Tree, rails: list[dict[str, Any]], gpus: list[dict[str, Any]], k
 
 def _add(tree: Tree, functions: dict[str, dict[str, Any]], address: Optional[str]) -> None:
     base = f"{paths.PCI}/{address}"
-    if not address or address in functions or is_unknown(address) or tree.readlink(base) is None:
+    if address in functions or not pci.ADDRESS.match(address or "") or tree.readlink(base) is None:
         return
     group = tree.target(f"{base}/iommu_group")
     functions[address] = {
@@ -233,13 +234,16 @@ def _passed_on(tree: Tree, bus: Bus) -> set[str]:
 def kernel_config(tree: Tree, kernel: Optional[str]) -> Any:
     """{option without CONFIG_: whether it is on}; a string that says why it is not known."""
     text = tree.read(f"/boot/config-{kernel}")
-    if text is None:
+    if not text:
+        unpacker = zlib.decompressobj(31)
         try:
-            packed = tree.read_bytes("/proc/config.gz")
-            text = zlib.decompress(packed, 31).decode("ascii", "replace") if packed else None
+            text = unpacker.decompress(tree.read_bytes("/proc/config.gz") or b"", _CONFIG_SIZE).decode(
+                "ascii", "replace"
+            )
         except zlib.error:
             text = None
-    if text is None:
+        text = text if unpacker.eof else None
+    if not text:
         return unknown(f"neither /boot/config-{kernel} nor /proc/config.gz can be read")
     on = options(text)
     return {option: option in on for option in _OPTIONS}

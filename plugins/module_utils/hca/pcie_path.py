@@ -60,8 +60,11 @@ def judge(
         return _says("unsupported", UNKNOWN, path["function"][len("unknown: ") :])
     if guest:
         return _says("guest", UNKNOWN, "a virtual machine sees bridges of its own, not those of its host")
-    if path["function"] not in functions or path["gpu"] not in functions:
-        return _says("unsupported", UNKNOWN, f"{path['function']} or {path['gpu']} is not on PCI")
+    way = [path["function"], path["gpu"]]
+    way += [path["meets"], path["root_port"], *_ports(path)] if path["meets"] else []
+    gone = next((address for address in way if address not in functions), None)
+    if gone:
+        return _says("unsupported", UNKNOWN, f"{gone} is not on PCI")
     if path["meets"] is None:
         return _at_the_cpu(path, functions)
     kinds = {address: functions[address]["port"] for address in (path["meets"], *_ports(path))}
@@ -185,7 +188,7 @@ def differs(mask: str, function: Optional[dict[str, Any]]) -> list[str]:
     wrong = []
     for place, name in enumerate(BITS):
         on, able = acs["control"] >> place & 1, acs["capability"] >> place & 1
-        if digits[name] != "x" and on != int(digits[name]) and (on or able):
+        if digits.get(name) == str(1 - on) and (on or able):
             wrong.append(name)
     return wrong
 
@@ -247,7 +250,7 @@ def setting(found: dict[str, Any], kernel: Optional[str]) -> Setting:
     masks = {port: mask for port, mask in sorted(masks.items()) if mask != KERNEL_DEFAULT or not found["iommu"]}
     if not masks:
         return Setting({}, None, "no path of this node wants ACS to be other than it is by default")
-    release = tuple(int(part) for part in re.findall(r"\d+", kernel or "")[:3])
+    release = tuple(int(part) for part in re.findall(r"\d{1,9}", kernel or "")[:3])
     several = len(masks) == 1 or _fixed(release, kernel or "")
     if release >= _CONFIG and several:
         return Setting(masks, f"pci=config_acs={';'.join(f'{mask}@{port}' for port, mask in masks.items())}")

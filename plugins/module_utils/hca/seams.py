@@ -25,6 +25,18 @@ _GET_STRINGS, _GET_STATISTICS, _GET_COUNT = 0x1B, 0x1D, 0x37  # ETHTOOL_GSTRINGS
 _STATISTICS, _NAME = 1, 32  # ETH_SS_STATS, ETH_GSTRING_LEN
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # a login shell's PATH may lack the first one
 RECORDED = "/.seams.json"
+_SHAPES: dict[str, Any] = {
+    "modinfo": {"*": {"*": str}},
+    "rpm": str,
+    "addresses": {"*": [str]},
+    "machine": str,
+    "routes": [dict],
+    "rules": [dict],
+    "sessions": [str],
+    "egress": {"*": (str, type(None))},
+    "statistics": {"*": {"*": int}},
+    "qos": {"*": (dict, type(None))},
+}
 
 
 class Seams:
@@ -79,6 +91,7 @@ class Seams:
         routes and rules: rows of `ip -j`, sessions: [address], egress: {source address: netdev}, statistics: {netdev:
         {name: value}}, qos: {netdev: what dcb.read returns}}. Without sessions they are read from the tree's files.
         """
+        mapping = {key: mapping[key] for key, shape in _SHAPES.items() if _like(mapping.get(key), shape)}
         modinfo = mapping.get("modinfo") or {}
         sessions = mapping.get("sessions")
         return cls(
@@ -149,7 +162,7 @@ class Seams:
     def qos(self, netdev: str) -> dict[str, Any]:
         """RoCE settings of a netdev, see dcb.read."""
         unasked = dict.fromkeys((*dcb.KEYS, "pause"), unknown("the settings of NICs were not captured"))
-        return self._qos(netdev) or unasked
+        return {**unasked, **(self._qos(netdev) or {})}
 
     def _run(self, *argv: str) -> Optional[str]:
         self.forks += 1
@@ -225,8 +238,17 @@ def driver_statistics(netdev: str) -> dict[str, int]:
 def _asked(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except (OSError, ValueError):
+    except (OSError, ValueError, struct.error):
         return None
+
+
+def _like(value: Any, shape: Any) -> bool:
+    """Whether a recorded value has the shape: types, or a list or mapping of what has one."""
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(_like(item, shape["*"]) for item in value.values())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_like(item, shape[0]) for item in value)
+    return isinstance(value, shape)
 
 
 _ESTABLISHED = "01"

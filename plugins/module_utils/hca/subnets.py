@@ -51,7 +51,7 @@ def _addressed(hcas: list[dict[str, Any]], rails: list[dict[str, Any]]) -> Itera
                 interface = ipaddress.ip_interface(text)
             except ValueError:
                 continue
-            if not interface.is_link_local:
+            if not interface.is_link_local and netdev["mac"]:
                 yield interface, {**rail, "mac": netdev["mac"], "management": netdev["management"]}
 
 
