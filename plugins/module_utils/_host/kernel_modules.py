@@ -5,6 +5,8 @@ PRIVATE to the collection. Pure: facts and options in, Plan out.
 
 from __future__ import annotations
 
+import re
+
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, with_directive
 from ..hca import gpu_initiated, paths
@@ -15,6 +17,7 @@ PEERMEM = "nvidia_peermem"
 PEERMEM_SOFTDEP = f"softdep {PEERMEM} pre: nvidia ib_uverbs"
 _NVIDIA = "10de"
 _NVIDIA_OPTIONS = "options nvidia"
+_DWORDS = re.compile(r"(\w+=\w*;)*\Z", re.ASCII)
 NO, AT_BOOT, NOW = "no", "at boot", "now"
 
 # Package that usually contains a module missing from the kernel, by distribution family.
@@ -82,6 +85,9 @@ def _nvidia_options(facts: dict, wanted: dict, offline: str | None, made: Plan) 
             "The loaded NVIDIA driver lacks the options for GPU-initiated RDMA, which are written for the next boot."
         )
     joined = "".join(f"{key}={value};" for key, value in dwords.items())
+    if not _DWORDS.match(joined):
+        step = "correct it in /etc/modprobe.d or the boot loader, or set kernel_modules_gpu_initiated: report"
+        made.finding(f"option {gpu_initiated.OPTIONS[1]} of nvidia", "pairs such as A=1;B=2;", repr(joined), step)
     return f'{_NVIDIA_OPTIONS} {gpu_initiated.OPTIONS[0]}=1 {gpu_initiated.OPTIONS[1]}="{joined}"'
 
 

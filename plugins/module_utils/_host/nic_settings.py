@@ -6,6 +6,7 @@ the NIC: systemd stops it with the device, so a driver reload starts it again.
 
 from __future__ import annotations
 
+import shlex
 import string
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -27,7 +28,7 @@ After=%i.device
 Type=oneshot
 RemainAfterExit=yes
 {NIC_SANDBOX.rstrip()}
-ExecStart=/bin/sh {paths.OWN_NIC_SCRIPT} %f
+ExecStart=:/bin/sh {paths.OWN_NIC_SCRIPT} %f
 RestrictAddressFamilies=AF_UNIX AF_NETLINK AF_INET
 """
 _SCRIPT = """
@@ -76,7 +77,7 @@ class Setting(NamedTuple):
 
 def settings(nic: dict, traffic: dict) -> Iterator[Setting]:
     """What the plan wants of a NIC, in the order in which it is set. traffic: FabricPlan as a mapping."""
-    name, lossless = nic["netdev"], [traffic["priority"]] if traffic["lossless"] else []
+    name, lossless = shlex.quote(nic["netdev"]), [traffic["priority"]] if traffic["lossless"] else []
     mapping = {"dscp": (traffic["dscp"], traffic["priority"])}
     mapping["cnp-dscp"] = (traffic["cnp_dscp"], traffic["cnp_priority"])
     entry = f"dcb app replace dev {name} dscp-prio {{}}:{{}}"

@@ -49,7 +49,8 @@ RestrictAddressFamilies=AF_UNIX AF_NETLINK AF_INET AF_INET6
 UNITS = {paths.OWN_LINKS_UNIT: _LINKS, paths.OWN_ROUTES_UNIT: _ROUTES}
 _SCRIPT = """
 # set_link FINDER KEY MTU UP: an empty MTU leaves it alone. Drivers take their time at boot, so a NIC is waited for; one
-# that never shows up fails the unit, not the others.
+# that never shows up fails the unit, not the others. The name of a NIC may have an asterisk.
+set -f
 failed=0
 set_link() {
     waited=0
@@ -81,6 +82,7 @@ is_nic() {
     esac
 }
 by_pci() {
+    set +f
     for device in /sys/bus/pci/devices/"$1"/net/*; do
         if is_nic "$device"; then basename "$device"; fi
     done
@@ -89,6 +91,7 @@ by_mac() { by_address "$1"; }
 # The last eight of IPoIB's 20 octets; those before change with each load of the driver.
 by_guid() { by_address "*:$1"; }
 by_address() {
+    set +f
     for device in /sys/class/net/*; do
         # A bond's port or a VLAN may carry the same MAC; only the NIC itself has no lower device.
         # shellcheck disable=SC2254

@@ -6,6 +6,7 @@ so bytes by priority are judged, not Gb/s. Counters are those of the port: traff
 
 from __future__ import annotations
 
+import shlex
 from typing import NamedTuple
 
 from ...module_utils._host import nic_settings
@@ -24,6 +25,7 @@ _LOST = (
 )  # fmt: skip
 _DROPS = ("discards", "discard", "buf_discard", "cong_discard")
 _UNREAD = "fix that and run playbooks/verify.yml again"
+_ASK_SWITCH = "read the bytes by priority at the switch ports while a test runs"
 
 
 def nic_checks(facts: dict, variables: dict) -> list[dict]:
@@ -62,7 +64,10 @@ class Problem(NamedTuple):
 
 
 class End(NamedTuple):
-    """One end: its host and netdev, what its NIC counted by priority or why not, and by how much all counters rose."""
+    """One end: its host and netdev, what its NIC counted by priority or why not, and by how much all counters rose.
+
+    netdev, hca: quoted for a shell.
+    """
 
     name: str
     netdev: str
@@ -92,7 +97,7 @@ def checks(plan: FabricPlan | None, test: dict, results: dict):
         yield check(f"class:{problem.id}:{test['id']}", obj, FAILED, wanted, problem.seen, problem.next_step)
     if not problems:
         seen = unknown or f"its bytes are in priority {plan.priority} at both ends"
-        yield check(f"class:{test['id']}", obj, NOT_VERIFIED if unknown else PASSED, wanted, seen, _UNREAD)
+        yield check(f"class:{test['id']}", obj, NOT_VERIFIED if unknown else PASSED, wanted, seen, _ASK_SWITCH)
 
 
 def judge(plan: FabricPlan, test: dict, results: dict) -> tuple[list[Problem], str]:
@@ -121,7 +126,8 @@ def _end(side: dict, result: dict) -> End:
     if "by_priority" not in result:
         unknown = f"the counters of {side['host']} {netdev} were not read (of pods they never are)"
     rises = {**(result.get("counters") or {}), **counted}
-    return End(f"{side['host']} {netdev}", netdev, side["hca"], counted, unknown, rises)
+    name, quoted = f"{side['host']} {netdev}", [shlex.quote(word) for word in (netdev, side["hca"])]
+    return End(name, *quoted, counted, unknown, rises)
 
 
 def _elsewhere(plan: FabricPlan, end: End, way: str, number: int) -> Problem:

@@ -136,6 +136,7 @@ DWORDS = 'NVreg_RegistryDwords="{}PeerMappingOverride=1;"'
     (initiated(), "write", "/", ["reboot_reasons"], DWORDS.format("")),
     (initiated(foreign_dwords="RmX=3;PeerMappingOverride=0"), "write", "/", ["reboot_reasons"],
      'NVreg_RegistryDwords="RmX=3;PeerMappingOverride=1;"'),
+    (initiated(foreign_dwords='A=1;B="$(x)'), "write", "/", ["findings", "reboot_reasons"], "B="),
     (initiated("reboot"), "write", "/", ["reboot_reasons"], DWORDS.format("")),
     (initiated("ignored"), "write", "/", ["notes"], DWORDS.format("")),
     (initiated("unknown"), "write", "/", [], DWORDS.format("")),

@@ -158,6 +158,12 @@ def test_a_nic_that_comes_late_is_waited_for(boot, tmp_path):
     assert (done.returncode, boot.value("eth2", "mtu")) == (0, "9000")
 
 
+def test_a_name_with_an_asterisk_is_that_nic(boot, put):
+    interface(put, "*", "b8:3f:d2:00:00:09")
+    assert boot({"mac": "b8:3f:d2:00:00:09", "mtu": 4200}).returncode == 0
+    assert boot.value("*", "mtu") == "4200"
+
+
 def test_a_nic_that_is_gone_fails_the_script_and_not_the_others(boot):
     done = boot({"pci": "0000:99:00.0", "mtu": 9000}, {"mac": MAC, "mtu": 4200})
     assert (done.returncode, "0000:99:00.0" in done.stderr, boot.value("eth2", "mtu")) == (1, True, "4200")
