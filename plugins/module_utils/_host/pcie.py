@@ -35,8 +35,8 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
         return made
     if parameter:
         _set(facts, parameter, now, root, made)
-    elif now:
-        _remove(facts, now, root, made)
+    elif any(path in facts["owned_files"] for path in _FILES.values()):
+        _remove(facts, now or "", root, made)
     booted = pcie_path.booted(facts["node"]["cmdline"])
     before = facts.get("acs_before", now)
     if parameter and parameter not in booted and pcie_path.unlike(parameter, facts["pcie"]["functions"]):
@@ -60,7 +60,7 @@ def _wanted(facts: dict, wanted: dict, now: str | None, made: Plan) -> str | Non
     if not setting.parameter:
         made.not_applied.append(f"{_OBJECT}: {setting.reason}")
         return None
-    foreign = _foreign(facts, now)
+    foreign = _foreign(facts, setting.parameter, now)
     if foreign:
         made.finding(
             _OBJECT,
@@ -79,13 +79,14 @@ def _wanted(facts: dict, wanted: dict, now: str | None, made: Plan) -> str | Non
     return setting.parameter
 
 
-def _foreign(facts: dict, now: str | None) -> str | None:
-    """A parameter of the running kernel that ours would not go together with."""
+def _foreign(facts: dict, parameter: str, now: str | None) -> str | None:
+    """A parameter of the running kernel that ours would not go together with; one that equals ours may be its own."""
     for word in (facts["node"]["cmdline"] or "").split():
         if word.startswith("pcie_acs_override="):
             return f"{word}, which reports isolation that the bridges do not have"
         # With a parameter of ours, one that differs is what it was at the last boot. grubby replaces any of this name.
         other = now is None and facts.get("acs_before") is None and word.strip('"').startswith("pci=")
+        other = other and word.strip('"') != parameter
         if other and (pcie_path.booted(word) or facts["pcie"]["loader"] == GRUBBY):
             return word
     return None
@@ -113,12 +114,12 @@ def _set(facts: dict, parameter: str, now: str | None, root: str, made: Plan) ->
 
 
 def _remove(facts: dict, now: str, root: str, made: Plan) -> None:
-    if paths.OWN_ACS_RECORD in facts["owned_files"]:
-        _menu(facts, now, "", root, made)
+    """The file goes last: a run that is killed before the menu was made again leaves one without a parameter."""
+    if paths.OWN_ACS_GRUB in facts["owned_files"] and not kernel_out_of_reach(facts, root):
+        plan_file(made, facts, paths.OWN_ACS_GRUB, HEADER)
+    _menu(facts, now, "", root, made)
     for path in _FILES.values():
         plan_removal(made, facts, path)
-    if paths.OWN_ACS_GRUB in facts["owned_files"]:
-        _menu(facts, now, "", root, made)
 
 
 def _read_request(facts: dict, wanted: int | None, root: str, made: Plan) -> None:

@@ -189,7 +189,7 @@ def state(tree: Tree, rails: list[dict[str, Any]], gpus: list[dict[str, Any]], k
         "functions": functions,
         "iommu": bool(tree.listdir("/sys/class/iommu")),
         "kernel_config": kernel_config(tree, kernel) if found else None,
-        "loader": next((name for name in _LOADERS if tree.exists(f"/usr/sbin/{name}")), None) if found else None,
+        "loader": next((name for name in _LOADERS if tree.exists(f"/usr/sbin/{name}")), None),
     }
 
 

@@ -15,6 +15,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import (
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import pcie_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import (
+    HEADER,
     OWN_ACS_GRUB,
     OWN_ACS_RECORD,
     OWN_READ_REQUEST,
@@ -49,7 +50,8 @@ def outcome(made):
 
 
 WRITE, RECORD = (OWN_ACS_GRUB, "write"), (OWN_ACS_RECORD, "write")
-SET, UNSET = (MENU, "set"), (MENU, "unset")
+SET, UNSET, REMOVE = (MENU, "set"), (MENU, "unset"), (OWN_ACS_GRUB, "remove")
+EMPTIED = {OWN_ACS_GRUB: {"mode": "0644", "content": HEADER}}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,9 @@ SET, UNSET = (MENU, "set"), (MENU, "unset")
         (facts(parameter=PARAMETER, acs_in_menu=False), TOPOLOGY, [SET], 1),
         (facts(OLD, OLD), TOPOLOGY, [WRITE, SET], 1),
         (facts(OLD, PARAMETER), TOPOLOGY, [], 1),
-        (facts(PARAMETER, PARAMETER), REPORT, [(OWN_ACS_GRUB, "remove"), UNSET], 1),
+        (facts(PARAMETER, PARAMETER), REPORT, [WRITE, UNSET, REMOVE], 1),
+        (facts(owned_files=EMPTIED), REPORT, [UNSET, REMOVE], 0),
+        (facts(PARAMETER), TOPOLOGY, [WRITE, SET], 0),
         (facts(PARAMETER, PARAMETER, "grubby"), REPORT, [UNSET, (OWN_ACS_RECORD, "remove")], 1),
         (facts(PARAMETER, acs_before=PARAMETER), REPORT, [], 1),
         (facts(PARAMETER), REPORT, [], 0),
@@ -189,6 +193,6 @@ def test_set_booted_and_taken_back(tmp_path):
     node.write("/proc/cmdline", PARAMETER)
     assert (run(TOPOLOGY)[0].reboot_reasons, node.facts()["reboot_reasons"]) == ([], [])
     decided, done = run(REPORT)
-    assert ([change.object for change in done], len(decided.reboot_reasons)) == ([OWN_ACS_GRUB, MENU], 1)
+    assert ([change.object for change in done], len(decided.reboot_reasons)) == ([OWN_ACS_GRUB, MENU, OWN_ACS_GRUB], 1)
     assert "config_acs" not in grub.read_text()
     assert run(REPORT)[1] == []
