@@ -12,17 +12,15 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
-from . import paths
+from . import netlink, paths
 from .text import unknown
 from .tree import Tree
 
 KEYS = ("dscp", "pfc", "ets", "buffers", "dcbx")
 PRIORITIES = range(8)
-_GET_DCB, _REQUEST, _ERROR = 78, 1, 2  # RTM_GETDCB, NLM_F_REQUEST, NLMSG_ERROR
-_HEADER = struct.Struct("=IHHII")
+_GET_DCB = 78  # RTM_GETDCB
 _DCB = struct.Struct("=BBH")  # struct dcbmsg
 _IEEE_GET, _IFNAME, _IEEE, _DCBX = 21, 1, 13, 14  # DCB_CMD_IEEE_GET, DCB_ATTR_…
 _ETS, _PFC, _APPS, _BUFFER = 1, 2, 3, 10  # DCB_ATTR_IEEE_…, DCB_ATTR_DCB_BUFFER
@@ -30,7 +28,6 @@ _APP, _DSCP = 1, 5  # DCB_ATTR_IEEE_APP, IEEE_8021QAZ_APP_SEL_DSCP
 _HOST = 1  # DCB_CAP_DCBX_HOST
 _SCHEDULERS = {0: "strict", 1: "cb-shaper", 2: "ets", 255: "vendor"}
 _SIOCETHTOOL, _GET_PAUSE = 0x8946, 0x12
-_SECONDS = 5
 # Where a node has the programs that set it.
 PROGRAMS = ("dcb", "ethtool")
 _FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/opt/mellanox/iproute2/sbin")
@@ -92,10 +89,7 @@ def asked(call: Callable[[], dict[str, Any]], keys: tuple[str, ...]) -> dict[str
 def _answer(netdev: str) -> bytes:
     name = netdev.encode()[:15] + b"\0"
     body = _DCB.pack(0, _IEEE_GET, 0) + struct.pack("=HH", 4 + len(name), _IFNAME) + name + bytes(-len(name) % 4)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as channel:
-        channel.settimeout(_SECONDS)
-        channel.send(_HEADER.pack(_HEADER.size + len(body), _GET_DCB, _REQUEST, 1, 0) + body)
-        return channel.recv(1 << 16)
+    return next(netlink.answers(_GET_DCB, netlink.REQUEST, body))
 
 
 def parsed(answer: bytes) -> dict[str, Any]:
@@ -103,16 +97,16 @@ def parsed(answer: bytes) -> dict[str, Any]:
 
     A DSCP may have several entries, and which of them counts is the driver's: all are there.
     """
-    length, kind, *_rest = _HEADER.unpack_from(answer)
-    if kind == _ERROR:
-        number = -struct.unpack_from("=i", answer, _HEADER.size)[0]
+    length, kind, *_rest = netlink.HEADER.unpack_from(answer)
+    if kind == netlink.ERROR:
+        number = -struct.unpack_from("=i", answer, netlink.HEADER.size)[0]
         raise OSError(number, os.strerror(number))
     if length > len(answer) or kind != _GET_DCB:
         raise ValueError("no whole answer")
-    top = dict(_attributes(answer[_HEADER.size + _DCB.size : length]))
-    ieee = dict(_attributes(top[_IEEE])) if _IEEE in top else {}
+    top = dict(netlink.attributes(answer[netlink.HEADER.size + _DCB.size : length]))
+    ieee = dict(netlink.attributes(top[_IEEE])) if _IEEE in top else {}
     mapped: dict[str, list[int]] = {}
-    for number, entry in _attributes(ieee.get(_APPS, b"")):
+    for number, entry in netlink.attributes(ieee.get(_APPS, b"")):
         selector, priority, protocol = struct.unpack_from("=BBH", entry)
         if (number, selector) == (_APP, _DSCP):
             mapped.setdefault(str(protocol), []).append(priority)
@@ -123,15 +117,6 @@ def parsed(answer: bytes) -> dict[str, Any]:
         "buffers": _buffers(ieee[_BUFFER]) if _BUFFER in ieee else None,
         "dcbx": ("host" if top[_DCBX][0] & _HOST else "firmware") if top.get(_DCBX) else None,
     }
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        if not 4 <= length <= len(data):
-            raise ValueError("half an attribute")
-        yield kind & 0x3FFF, data[4:length]
-        data = data[(length + 3) & ~3 :]
 
 
 def _pfc(data: bytes) -> dict[str, Any]:
@@ -157,9 +142,14 @@ def _buffers(data: bytes) -> dict[str, Any]:
 
 def _pause(netdev: str) -> dict[str, Any]:
     """Pause frames for the whole port; what autonegotiation makes of it is not asked."""
-    buffer = array.array("B", struct.pack("=4I", _GET_PAUSE, 0, 0, 0))
+    _command, _negotiate, rx, tx = struct.unpack("=4I", ethtool(netdev, struct.pack("=4I", _GET_PAUSE, 0, 0, 0)))
+    return {"pause": {"rx": bool(rx), "tx": bool(tx)}}
+
+
+def ethtool(netdev: str, fields: bytes, room: int = 0) -> bytes:
+    """What the driver makes of a request over SIOCETHTOOL (include/uapi/linux/ethtool.h), with room for its answer."""
+    buffer = array.array("B", fields + bytes(room))
     request = struct.pack("16sP16x", netdev.encode()[:15], buffer.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         fcntl.ioctl(sock.fileno(), _SIOCETHTOOL, request)
-    _command, _negotiate, rx, tx = struct.unpack("=4I", buffer.tobytes())
-    return {"pause": {"rx": bool(rx), "tx": bool(tx)}}
+    return buffer.tobytes()

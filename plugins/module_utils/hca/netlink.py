@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 _GET_ROUTE, _GET_RULE = 26, 34
-_REQUEST, _REQUEST_DUMP = 0x1, 0x301  # NLM_F_REQUEST; with NLM_F_ROOT, NLM_F_MATCH
-_ERROR, _DONE = 2, 3
-_HEADER = struct.Struct("=IHHII")
+REQUEST, _DUMP = 0x1, 0x301  # NLM_F_REQUEST; with NLM_F_ROOT, NLM_F_MATCH
+ERROR, _DONE = 2, 3
+HEADER = struct.Struct("=IHHII")
 _BODY = struct.Struct("=8BI")  # rtmsg and fib_rule_hdr: family, lengths, …, table, …, type or action; flags
 _DST, _FROM, _OIF, _MULTIPATH, _TABLE = 1, 2, 4, 9, 15  # RTA_
 _SRC, _IIF, _MARK, _OUT, _L3MDEV = 2, 3, 10, 17, 19  # FRA_
@@ -65,7 +65,7 @@ def egress(source: str, destination: str) -> Optional[str]:
     body = _BODY.pack(family, bits, bits, 0, 0, 0, 0, 0, 0)
     for kind, address in zip((_DST, _FROM), ends):
         body += struct.pack("=HH", 4 + len(address.packed), kind) + address.packed
-    for _body, attributes in _messages(_GET_ROUTE, _REQUEST, body):
+    for _body, attributes in _messages(_GET_ROUTE, REQUEST, body):
         return _name(_number(attributes.get(_OIF)))
     return None
 
@@ -89,36 +89,43 @@ def _next_hops(data: bytes) -> Iterator[int]:
         data = data[max((length + 3) & ~3, 8) :]
 
 
-def _attributes(data: bytes) -> dict[int, bytes]:
-    found = {}
+def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(type, value) of each; ValueError for half of one."""
     while len(data) >= 4:
         length, kind = struct.unpack_from("=HH", data)
-        found[kind & 0x3FFF] = data[4 : max(length, 4)]
-        data = data[max((length + 3) & ~3, 4) :]
-    return found
+        if not 4 <= length <= len(data):
+            raise ValueError("half an attribute")
+        yield kind & 0x3FFF, data[4:length]
+        data = data[(length + 3) & ~3 :]
 
 
 def _dump(kind: int) -> list[tuple[tuple[int, ...], dict[int, bytes]]]:
     """(fixed part, attributes) of each message of both families. OSError where the kernel refuses or is silent."""
     families = (_BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) for family in (socket.AF_INET, socket.AF_INET6))
-    return [message for body in families for message in _messages(kind, _REQUEST_DUMP, body)]
+    return [message for body in families for message in _messages(kind, _DUMP, body)]
 
 
 def _messages(kind: int, flags: int, body: bytes) -> list[tuple[tuple[int, ...], dict[int, bytes]]]:
     """What the kernel answers to a request: all messages of a dump, one of any other."""
     found = []
+    for data in answers(kind, flags, body):
+        while len(data) >= HEADER.size:
+            length, message, _flags, _sequence, _port = HEADER.unpack_from(data)
+            if message in (ERROR, _DONE):
+                return found
+            if message == kind - 2:  # RTM_NEW…
+                fixed = _BODY.unpack_from(data, HEADER.size)
+                found.append((fixed, dict(attributes(data[HEADER.size + _BODY.size : length]))))
+            data = data[max((length + 3) & ~3, HEADER.size) :]
+        if flags == REQUEST:
+            break
+    return found
+
+
+def answers(kind: int, flags: int, body: bytes) -> Iterator[bytes]:
+    """Each datagram that the kernel answers with, for as long as they are taken."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as channel:
         channel.settimeout(_SECONDS)
-        channel.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)
-        done = False
-        while not done:
-            data = channel.recv(1 << 18)
-            done = flags == _REQUEST
-            while len(data) >= _HEADER.size:
-                length, message, _flags, _sequence, _port = _HEADER.unpack_from(data)
-                done = done or message in (_ERROR, _DONE)
-                if message == kind - 2:  # RTM_NEW…
-                    fixed = _BODY.unpack_from(data, _HEADER.size)
-                    found.append((fixed, _attributes(data[_HEADER.size + _BODY.size : length])))
-                data = data[max((length + 3) & ~3, _HEADER.size) :]
-    return found
+        channel.send(HEADER.pack(HEADER.size + len(body), kind, flags, 1, 0) + body)
+        while True:
+            yield channel.recv(1 << 18)

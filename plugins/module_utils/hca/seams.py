@@ -20,7 +20,6 @@ from .tree import Tree
 _SIOCGIFCONF = 0x8912
 _SIOCGIFNETMASK = 0x891B
 _IFREQ = 40  # sizeof(struct ifreq) on 64-bit Linux
-_SIOCETHTOOL = 0x8946
 _GET_STRINGS, _GET_STATISTICS, _GET_COUNT = 0x1B, 0x1D, 0x37  # ETHTOOL_GSTRINGS, _GSTATS, _GSSET_INFO
 _STATISTICS, _NAME = 1, 32  # ETH_SS_STATS, ETH_GSTRING_LEN
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # a login shell's PATH may lack the first one
@@ -212,23 +211,15 @@ def _ipv4_addresses() -> Optional[dict[str, list[str]]]:
 
 
 def driver_statistics(netdev: str) -> dict[str, int]:
-    """{name: value} over SIOCETHTOOL (include/uapi/linux/ethtool.h); OSError where the driver counts nothing itself."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-
-        def ask(fields: bytes, room: int) -> bytes:
-            buffer = array.array("B", fields + bytes(room))
-            request = struct.pack("16sP16x", netdev.encode()[:15], buffer.buffer_info()[0])
-            fcntl.ioctl(sock.fileno(), _SIOCETHTOOL, request)
-            return buffer.tobytes()
-
-        answer = ask(struct.pack("=IIQ", _GET_COUNT, 0, 1 << _STATISTICS), 4)
-        _command, _reserved, known, count = struct.unpack("=IIQI", answer)
-        if not known:
-            return {}
-        # The kernel writes as many as there are by then, whatever the buffer holds: a driver adds some with a queue.
-        room = 2 * count + 4096
-        names = ask(struct.pack("=III", _GET_STRINGS, _STATISTICS, count), room * _NAME)[12:]
-        values = ask(struct.pack("=II", _GET_STATISTICS, count), room * 8)[8:]
+    """{name: value}; OSError where the driver counts nothing itself."""
+    answer = dcb.ethtool(netdev, struct.pack("=IIQ", _GET_COUNT, 0, 1 << _STATISTICS), 4)
+    _command, _reserved, known, count = struct.unpack("=IIQI", answer)
+    if not known:
+        return {}
+    # The kernel writes as many as there are by then, whatever the buffer holds: a driver adds some with a queue.
+    room = 2 * count + 4096
+    names = dcb.ethtool(netdev, struct.pack("=III", _GET_STRINGS, _STATISTICS, count), room * _NAME)[12:]
+    values = dcb.ethtool(netdev, struct.pack("=II", _GET_STATISTICS, count), room * 8)[8:]
     texts = [
         names[at : at + _NAME].split(b"\0", 1)[0].decode("ascii", "replace") for at in range(0, count * _NAME, _NAME)
     ]
