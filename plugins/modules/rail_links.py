@@ -65,7 +65,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute, under
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, running, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import UNITS, enabled, plan
@@ -101,15 +101,20 @@ def set_running(change: Change, root: str) -> None:
 def apply(changes, root: str, run):
     live = [change for change in changes if change.object.startswith("NIC ")]
     routes = os.path.basename(paths.OWN_ROUTES_UNIT)
-    if running(root) and any((change.object, change.action) == _NO_ROUTES for change in changes):
+    ends = any((change.object, change.action) == _NO_ROUTES for change in changes)
+    # Only the script that has set a table knows it.
+    stale = any(change.object == paths.OWN_LINKS_SCRIPT for change in changes)
+    stale = stale and os.path.lexists(under(root, paths.OWN_ROUTES_UNIT))
+    if running(root) and (ends or stale):
         systemctl(run, routes, "stop", routes)
     by_source = [change for change in live if change.object.endswith(" source route")]
-    yield from apply_units(root, [change for change in changes if change not in live], run, starting=bool(by_source))
+    again = bool(by_source) or (stale and not ends and running(root))
+    yield from apply_units(root, [change for change in changes if change not in live], run, starting=again)
     for change in live:
         if change not in by_source:
             set_running(change, root)
             yield change
-    if by_source:
+    if again:
         systemctl(run, routes, "restart", routes)
         yield from by_source
 

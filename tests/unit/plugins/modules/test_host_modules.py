@@ -138,6 +138,30 @@ def test_a_running_nic_is_set_through_sysfs(tmp_path, put):
     assert (mtu.read_text(), flags.read_text()) == ("9000", "0x1003")
 
 
+WRITE, SOURCE = Change(paths.OWN_LINKS_SCRIPT, "write", "", "x"), Change("NIC eth2 source route", "set", "", "")
+NO_ROUTES = Change(*rail_links._NO_ROUTES, "", "")
+
+
+@pytest.mark.parametrize(
+    ("there", "changes", "words"),
+    [
+        (True, [WRITE], ["stop", "restart"]),
+        (True, [WRITE, SOURCE], ["stop", "restart"]),
+        (True, [NO_ROUTES, WRITE], ["stop"]),
+        (False, [WRITE], []),
+        (False, [WRITE, SOURCE], ["restart"]),
+    ],
+)
+def test_routes_of_the_script_before_go_before_it(tmp_path, put, monkeypatch, there, changes, words):
+    monkeypatch.setattr(rail_links, "running", lambda root: True)
+    put(rail_links.enabled(paths.OWN_ROUTES_UNIT)[0].lstrip("/"), "")
+    if there:
+        put(paths.OWN_ROUTES_UNIT.lstrip("/"), "")
+    ran = []
+    done = list(rail_links.apply(changes, str(tmp_path), lambda argv: (ran.append(argv[1]), (0, "", ""))[1]))
+    assert (done, ran) == (changes, words)
+
+
 @pytest.mark.parametrize(("before", "after", "done"), [("1", "1", 2), ("1", "0", 0), ("0", "0", 2)])
 def test_the_link_has_to_come_back_before_the_next_one_may_go_down(tmp_path, put, monkeypatch, before, after, done):
     put("sys/devices/pci0/net/eth2/carrier", f"{before}\n")
