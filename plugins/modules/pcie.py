@@ -69,7 +69,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, pa
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
-SUBSET = ["gpudirect", "owned_files"]
+SUBSET = ["gpudirect", "owned_files", "!gids"]
 _MENUS = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")
 _ENTRIES = "/boot/loader/entries"
 

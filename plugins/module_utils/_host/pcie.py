@@ -40,9 +40,9 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
     booted = pcie_path.booted(facts["node"]["cmdline"])
     before = facts.get("acs_before", now)
     if parameter and parameter not in booted and pcie_path.unlike(parameter, facts["pcie"]["functions"]):
-        made.reboot_reasons.append(f"{parameter} is set for the next boot, the running kernel has no such parameter")
+        made.reboot_reasons.append(f"The kernel runs without {parameter}, which is set for the next boot.")
     elif not parameter and before in booted:
-        made.reboot_reasons.append(f"{before} is no longer set, the running kernel still has it")
+        made.reboot_reasons.append(f"The kernel runs with {before}, which is not set for the next boot.")
     return made
 
 
