@@ -59,7 +59,7 @@ def judge(
     if is_unknown(path["function"]):
         return _says("unsupported", UNKNOWN, path["function"][len("unknown: ") :])
     if guest:
-        return _says("guest", UNKNOWN, "a virtual machine sees bridges of its own, not those of its host")
+        return _says("guest", UNKNOWN, "a virtual machine sees emulated bridges, not those of its host")
     way = [path["function"], path["gpu"]]
     way += [path["meets"], path["root_port"], *_ports(path)] if path["meets"] else []
     gone = next((address for address in way if address not in functions), None)

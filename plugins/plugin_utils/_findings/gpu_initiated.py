@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...module_utils.hca import gpu_initiated as facts_of
 
-_WRITE = "run playbooks/host.yml with kernel_modules_gpu_initiated: write, which asks for the reboot too"
+_WRITE = "run playbooks/host.yml -e kernel_modules_gpu_initiated=write, which asks for the reboot too"
 # What is missing, and what a job then says.
 _NEEDS = {
     facts_of.PEER_MAPPING: (
@@ -26,14 +26,14 @@ _WHYS = {
     facts_of.REBOOT: ("is configured and counts from the next load of the driver", "reboot the node"),
     facts_of.IGNORED: (
         "was configured before this boot, and the driver has loaded without it",
-        "see dmesg | grep NVRM",
+        "look at dmesg | grep NVRM on the node",
     ),
     facts_of.STRAY: ("is in a line of modprobe.d that does not begin with options nvidia (ml-cookbook#43)", ""),
     facts_of.OVERRIDDEN: ("is overridden by a line that is read later", "remove that line"),
     facts_of.UNKNOWN: (f"is not known: {facts_of.PARAMS} cannot be read", "read it as root on the node itself"),
     facts_of.NO_NODE: (
         "is not there: the module is loaded, the device is missing",
-        "run gdrcopy's insmod.sh or its udev rule",
+        "run insmod.sh of NVIDIA's GDRCopy on the node",
     ),
     facts_of.MODE: ("may not be read and written by everybody", f"chmod 0666 {facts_of.NODE}"),
 }
@@ -41,7 +41,7 @@ _STEPS = {
     facts_of.PEER_MAPPING: _WRITE,
     facts_of.STREAM_MEMORY: _WRITE,
     facts_of.GDRDRV: "install gdrdrv-dkms of NVIDIA's GDRCopy, and give pods the device (CDI), never privileged",
-    facts_of.PEERMEM: "run playbooks/host.yml with kernel_modules_gpudirect: peermem",
+    facts_of.PEERMEM: "run playbooks/host.yml -e kernel_modules_gpudirect=peermem",
 }
 
 

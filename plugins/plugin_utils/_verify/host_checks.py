@@ -226,12 +226,17 @@ def _paths(facts: dict) -> list[dict]:
         obj = f"path of rail {path['rail']}: {path['hca']} ({path['function']}) to GPU {path['gpu']}"
         wanted, status, step = "no redirect that the topology does not want", PASSED, ""
         if path["verdict"] == pcie_path.UNKNOWN:
-            status, step = NOT_VERIFIED, "read the node as root (become: true), on the machine itself"
+            guest = path["topology"] == "guest"
+            where = "look at ACS on the host of this virtual machine: lspci -vvv"
+            status, step = (
+                NOT_VERIFIED,
+                where if guest else "read the node as root (ansible_become: true), not a capture",
+            )
         elif pcie_path.against_rule(path, found["functions"]):
             status, wanted = FAILED, f"ACS {path['masks'][path['bridge']]} on {path['bridge']} ({path['topology']})"
             step = f"{_SET_ACS} sets {setting.parameter}" if setting.parameter else str(setting.reason)
         elif path["topology"] == "unsupported" and path["bridge"]:
-            status, step = NOT_VERIFIED, "no published rule covers this topology: measure with the matrix"
+            status, step = NOT_VERIFIED, "no published rule covers this topology: measure it with playbooks/matrix.yml"
         seen = f"{path['verdict']}: {path['reason']}" + (_ACS_COST if status == FAILED else "")
         checks.append(check(f"path:{path['rail']}:{path['hca']}", obj, status, wanted, seen, step))
     return checks
