@@ -72,6 +72,12 @@ def test_words_of_yaml_become_what_the_variable_takes(options, name, given, valu
     assert (effective[name], findings) == (value, [])
 
 
+@pytest.mark.parametrize(("given", "wrong"), [(3.1, 1), (3, 1), ("3.10", 0), ("", 0), (None, 0)])
+def test_a_version_that_yaml_has_read_as_a_number_is_refused(options, given, wrong):
+    effective, findings = preflight_host.validate(options, {"driver_version": given})
+    assert (effective["driver_version"], len(findings)) == (None if wrong else given, wrong)
+
+
 PCI = "0000:01:00.0"
 
 
@@ -167,7 +173,7 @@ def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variab
     assert combined(facts, variables) == []
     assert combined(facts, variables, driver_flavor=flavor) == ["distribution"]
     facts["node"]["os"]["version_id"] = "9.6"
-    assert combined(facts, variables, driver_flavor=flavor) == []
+    assert combined(facts, variables, driver_flavor=flavor, driver_version="3.4.0") == []
 
 
 WHOLE = {index: f"0000:{bus}:00.0" for index, bus in enumerate(("18", "3a", "4b"))}
