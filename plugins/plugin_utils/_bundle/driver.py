@@ -14,8 +14,6 @@ from ...module_utils._driver import packages as driver_packages
 from ...module_utils._driver import versions
 from . import folder as bundle_folder
 
-_FROM_REPOSITORY = ("doca", "mlnx_ofed")
-
 
 def release(given: str | None, lock: dict, node: dict, flavor: str, bundle: dict | None = None) -> str:
     """driver_version. Null is the newest release whose key the lock trusts on the node's platform; without one the
@@ -63,14 +61,12 @@ def _folder(variables: dict) -> str | None:
 
 
 def findings(variables: dict, node: dict, bundle: dict | None, lock: dict) -> list[Finding]:
-    """Why it is not known which driver is wanted, or why it cannot come out of the bundle, with what to do."""
-    folder, flavor = _folder(variables), variables["driver_flavor"]
-    source = (bundle or {}) if from_bundle(variables) else None
-    version = release(variables["driver_version"], lock, node, flavor, source)
-    if flavor in _FROM_REPOSITORY and not version:
-        seen, step = f"null, and lock/artifacts.yml has no {flavor}", "set it to the release that your mirror has"
-        return [Finding("variable driver_version", f"a release of {flavor}", seen, step)]
-    if source is None or packages(source, node, version):
+    """Why the driver cannot come out of the bundle, with the command that adds it."""
+    if not from_bundle(variables):
+        return []
+    folder = _folder(variables)
+    version = release(variables["driver_version"], lock, node, variables["driver_flavor"], bundle or {})
+    if packages(bundle or {}, node, version):
         return []
     if not folder:
         step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled, or driver_source: repository"
