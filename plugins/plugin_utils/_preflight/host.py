@@ -82,6 +82,12 @@ def validate(options: dict, values: dict) -> tuple[dict, list[Finding]]:
             findings.append(_invalid(name, option, "null (no value after the colon?)"))
             effective[name] = option["default"]
             continue
+        # YAML reads 3.10 as 3.1, and no text brings the zero back.
+        if name == "driver_version" and isinstance(value, (int, float)):
+            step = "put it in quotes where it is set (inventory, group_vars or -e)"
+            findings.append(Finding(f"variable {name}", 'text, such as "3.10"', f"the number {value}", step))
+            effective[name] = option.get("default")
+            continue
         # What argument specs take besides, Ansible's filter bool takes for false.
         if option.get("type") == "bool" and isinstance(value, str) and value.lower() not in _BOOLEANS:
             findings.append(_invalid(name, option, _short(value)))
@@ -319,8 +325,10 @@ def _short(value) -> str:
 # --- what the node has and what the variables ask for ----------------------------------------------------------------
 
 
-def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tuple[list[Finding], list[str]]:
-    """Problems, and notes: worth knowing, but no reason to stop. bundle: content of bundle.yml."""
+def combinations(
+    facts: dict, variables: dict, bundle: dict | None = None, lock: dict | None = None
+) -> tuple[list[Finding], list[str]]:
+    """Problems, and notes: worth knowing, but no reason to stop. bundle: content of bundle.yml. lock: of the run."""
     findings: list[Finding] = []
     notes = [
         f"{_card(card)}: {card['reason']} {card.get('next_step') or ''}".strip()
@@ -334,7 +342,7 @@ def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tu
     ]
     notes += _one_subnet(facts, variables)
     findings += _system(facts)
-    findings += _driver(facts, variables, bundle)
+    findings += _driver(facts, variables, bundle, lock or {})
     findings += _hcas(facts, variables)
     named = _rails(facts, variables)
     if _stated(facts, variables):  # what is missing is known, and its rail stays empty
@@ -380,13 +388,13 @@ def _changes_driver(variables: dict) -> bool:
     return variables["driver_flavor"] != "verify"
 
 
-def _driver(facts: dict, variables: dict, bundle: dict | None) -> list[Finding]:
+def _driver(facts: dict, variables: dict, bundle: dict | None, lock: dict) -> list[Finding]:
     """What the role driver cannot do on this node at all; it looks for blockers itself, node by node."""
     node = facts["node"]
     if not _changes_driver(variables) or not isinstance(node["os"], dict):
         return []
     foreign = driver_plan.unsupported(node)
-    return [Finding(*foreign)] if foreign else driver_bundle.findings(variables, node, bundle)
+    return [Finding(*foreign)] if foreign else driver_bundle.findings(variables, node, bundle, lock)
 
 
 def admitted(facts: dict, variables: dict) -> list[dict]:
