@@ -140,37 +140,41 @@ _DIRECTORY_WANTED = "an absolute path of letters, digits and . _ + @ -"
 _IMAGE_WANTED = "a reference of an image"
 
 
+# Variables that end up in a file, a command or an object: what each of their values has to look like.
+_TEXTS = (
+    ("kernel_modules_required", _MODULE_NAME, "names of kernel modules"),
+    ("limits_services", _SERVICE_NAME, "names of services without .service"),
+    ("node_ready_services", _SERVICE_NAME, "names of services without .service"),
+    ("k3s_node_name", NODE_NAME, NODE_NAME_WANTED),
+    ("driver_drain_node", NODE_NAME, NODE_NAME_WANTED),
+    ("verification_namespace", _NAMESPACE, "the name of a namespace"),
+    ("nccl_tests_namespace", _NAMESPACE, "the name of a namespace"),
+    ("networks_namespaces", _NAMESPACE, "names of namespaces"),
+    ("multus_global_namespaces", _NAMESPACE, "names of namespaces"),
+    ("cni_plugins_directory", _DIRECTORY, _DIRECTORY_WANTED),
+    ("device_plugin_kubelet_root", _DIRECTORY, _DIRECTORY_WANTED),
+    ("multus_conf_directory", _DIRECTORY, _DIRECTORY_WANTED),
+    ("multus_plugin_directory", _DIRECTORY, _DIRECTORY_WANTED),
+    ("networks_cni_bin_dir", _DIRECTORY, _DIRECTORY_WANTED),
+    ("networks_multus_conf_dir", _DIRECTORY, _DIRECTORY_WANTED),
+    ("device_plugin_image", _IMAGE, _IMAGE_WANTED),
+    ("flannel_image", _IMAGE, _IMAGE_WANTED),
+    ("multus_image", _IMAGE, _IMAGE_WANTED),
+    ("networks_images", _IMAGE, "references of images"),
+    ("nccl_tests_image", _IMAGE, _IMAGE_WANTED),
+    ("verification_image", _IMAGE, _IMAGE_WANTED),
+    ("device_plugin_metrics_address", _ADDRESS, "an address and a port, or :PORT"),
+    ("multus_api_server", _ADDRESS, "an address and a port"),
+)
+
+
 def values(variables: dict, options: dict) -> list[Finding]:
     """Findings of single values; a value that no planner can work with is reset to its default.
 
     variables: those of all roles, or of some.
     """
     found = []
-    for name, pattern, wanted in (
-        ("kernel_modules_required", _MODULE_NAME, "names of kernel modules"),
-        ("limits_services", _SERVICE_NAME, "names of services without .service"),
-        ("node_ready_services", _SERVICE_NAME, "names of services without .service"),
-        ("k3s_node_name", NODE_NAME, NODE_NAME_WANTED),
-        ("driver_drain_node", NODE_NAME, NODE_NAME_WANTED),
-        ("verification_namespace", _NAMESPACE, "the name of a namespace"),
-        ("nccl_tests_namespace", _NAMESPACE, "the name of a namespace"),
-        ("networks_namespaces", _NAMESPACE, "names of namespaces"),
-        ("multus_global_namespaces", _NAMESPACE, "names of namespaces"),
-        ("cni_plugins_directory", _DIRECTORY, _DIRECTORY_WANTED),
-        ("device_plugin_kubelet_root", _DIRECTORY, _DIRECTORY_WANTED),
-        ("multus_conf_directory", _DIRECTORY, _DIRECTORY_WANTED),
-        ("multus_plugin_directory", _DIRECTORY, _DIRECTORY_WANTED),
-        ("networks_cni_bin_dir", _DIRECTORY, _DIRECTORY_WANTED),
-        ("networks_multus_conf_dir", _DIRECTORY, _DIRECTORY_WANTED),
-        ("device_plugin_image", _IMAGE, _IMAGE_WANTED),
-        ("flannel_image", _IMAGE, _IMAGE_WANTED),
-        ("multus_image", _IMAGE, _IMAGE_WANTED),
-        ("networks_images", _IMAGE, "references of images"),
-        ("nccl_tests_image", _IMAGE, _IMAGE_WANTED),
-        ("verification_image", _IMAGE, _IMAGE_WANTED),
-        ("device_plugin_metrics_address", _ADDRESS, "an address and a port, or :PORT"),
-        ("multus_api_server", _ADDRESS, "an address and a port"),
-    ):
+    for name, pattern, wanted in _TEXTS:
         value = variables.get(name) or ()
         items = [value] if isinstance(value, str) else value.values() if isinstance(value, dict) else value
         odd = [item for item in items if not pattern.fullmatch(str(item))]
