@@ -11,6 +11,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Refused, at
 from ansible_collections.gpufabric.rdma.plugins.modules import policy_import as documented
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import importer, page
@@ -35,7 +36,7 @@ class ActionModule(ActionBase):
         documents, findings = _read(args["files"])
         nodes = [node for node in args["nodes"] if node.get("facts")]
         pinned = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text(encoding="utf-8"))
-        made = importer.run(documents, nodes, pinned["__networks_pinned_images"])
+        made = importer.run(documents, nodes, pinned["__networks_pinned_images"], folder.lock())
         findings += made["findings"] or ([] if findings else _refused(made))
         explanation = page.explanation(made["lines"])
         unread = [node["host"] for node in args["nodes"] if not node.get("facts")]

@@ -88,6 +88,13 @@ def driver_repository(lock: dict, facts: dict, flavor: str, version: str) -> dic
     return {"url": "", "label": "", "fingerprints": [], "known": ", ".join(known), "known_keys": known_keys}
 
 
+def driver_release(given: str | None, facts: dict, flavor: str, directory: str | None) -> str:
+    """The version that driver_version means on a node. directory: the bundle folder, if it is the driver's source."""
+    path = check_type_path(directory or "")
+    bundle = folder.described(path) or {} if path and path != folder.cache() else None
+    return driver.release(given, folder.lock(), facts.get("node", facts), flavor, bundle)
+
+
 def driver_package(directory: str | None, facts: dict, version: str) -> dict:
     """path and sha256 of the doca-host package that a bundle folder has for a node; empty without one."""
     directory = check_type_path(directory or "")
@@ -100,5 +107,6 @@ class FilterModule:
         return {
             "driver_repository": driver_repository,
             "driver_package": driver_package,
+            "driver_release": driver_release,
             "driver_unpack": packages.unpack_command,
         }

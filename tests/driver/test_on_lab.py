@@ -56,6 +56,7 @@ class Node:
     def play(self, repository: str = "first", **variables) -> tuple[int, str]:
         """Runs the playbook on the node; (exit code, output)."""
         given = {
+            "driver_version": "3.2.1",
             "driver_repository_url": f"file://{THERE}/{repository}/",
             "driver_repository_key": str(self.folder / "key.asc"),
             "driver_repository_key_sha256": hashlib.sha256((self.folder / "key.asc").read_bytes()).hexdigest(),

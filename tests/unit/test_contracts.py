@@ -14,7 +14,7 @@ import ansible_collections
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_repository
+from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_release, driver_repository
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.tests.tools import check_tarball
 
@@ -189,10 +189,12 @@ def test_a_trusted_key_is_stated_by_two_projects():
         assert key["fingerprint"].endswith(key["id"])
 
 
-def test_the_default_release_of_the_driver_has_a_verified_key():
-    version = load(ROOT / "roles/driver/defaults/main.yml")["driver_version"]
-    node = {"os": {"id": "ubuntu", "version_id": "24.04", "like": ["debian"]}, "architecture": "x86_64"}
-    assert driver_repository(LOCK, node, "doca", version)["fingerprints"]
+def test_the_default_release_of_the_driver_has_a_verified_key_where_there_is_one():
+    given = load(ROOT / "roles/driver/defaults/main.yml")["driver_version"]
+    for version, trusted in (("24.04", True), ("22.04", False)):
+        node = {"os": {"id": "ubuntu", "version_id": version, "like": ["debian"]}, "architecture": "x86_64"}
+        row = driver_repository(LOCK, node, "doca", driver_release(given, node, "doca", None))
+        assert (bool(row["url"]), bool(row["fingerprints"])) == (True, trusted)
 
 
 def test_the_wheels_are_what_the_plugin_requires_for_every_python_of_a_supported_distribution():

@@ -134,7 +134,6 @@ def test_an_address_in_another_rails_subnet_leaves_by_its_own_nic_once_asked(nod
         assert set_routes("true") == "SUCCESS"
         nodes[1].check_output("systemctl restart gpufabric-rdma-routes")
         assert leaves_by() == "eth3"
-        assert nodes[1].check_output(f"ping -c 3 -I {one_subnet} 10.77.1.1").count("bytes from") == 3
     finally:
         assert (set_routes("false"), leaves_by()) == ("CHANGED", "eth2")
 

@@ -140,6 +140,14 @@ def _refuse_archive(made: Plan, state: dict, where: str) -> None:
 
 def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> None:
     repository = wanted["repository"]
+    if not wanted["version"]:
+        made.finding(
+            "driver_version",
+            f"a release of {wanted['flavor']}",
+            "null, and lock/artifacts.yml has none for any node",
+            "set it, in quotes, to the release that driver_repository_url has",
+        )
+        return
     if not repository.get("url"):
         made.finding(
             f"{wanted['flavor']} {wanted['version']} for {where} {packages.architecture(state['facts']['node'])}",

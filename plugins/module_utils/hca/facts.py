@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, Optional
 
@@ -87,13 +88,8 @@ def gather(
         if "hcas" in wanted:
             facts["hcas"] = found
         if wanted & {"hcas", "pci"}:
-            facts["cards_without_rdma"] = devices.cards_without_rdma(
-                tree,
-                found,
-                functions,
-                network,
-                lambda names: modules.state(tree, names, catalogue=catalogue, lines=lines),
-            )
+            state = functools.partial(modules.state, tree, catalogue=catalogue, lines=lines)
+            facts["cards_without_rdma"] = devices.cards_without_rdma(tree, found, functions, network, state)
         if wanted & {"rails", "gpudirect"}:
             numbered, rest = fabric.rails(tree, found, gpus, rails, software_hcas, functions)
             if "rails" in wanted:

@@ -5,12 +5,38 @@ PRIVATE to the collection. Pure; runs on the controller.
 
 from __future__ import annotations
 
+import functools
 import json
 
 from ...module_utils._bundle.lock import DRIVER
 from ...module_utils._core.change import Finding
 from ...module_utils._driver import packages as driver_packages
+from ...module_utils._driver import versions
 from . import folder as bundle_folder
+
+
+def release(given: str | None, lock: dict, node: dict, flavor: str, bundle: dict | None = None) -> str:
+    """driver_version. Null is the newest release whose key the lock trusts on the node's platform; without one the
+    newest there, or anywhere. Empty where the lock has none of the flavor.
+
+    bundle: content of bundle.yml if it is the source: the newest in it comes first, then the newest that it can get.
+    """
+    if given:
+        return str(given)
+    platform = (driver_packages.distribution(node), driver_packages.architecture(node))
+
+    def here(places: list[dict]) -> bool:
+        return platform in [(place.get("distribution"), place.get("architecture")) for place in places]
+
+    rows = [row for row in lock.get("repositories") or [] if row["name"] == flavor]
+    fitting = [row for row in rows if row["kind"] == driver_packages.manager(node) and here(row["places"])]
+    choices = [[row for row in fitting if any(key["fingerprint"] for key in row["keys"])], fitting, rows]
+    if bundle is not None:
+        held = [row for row in bundle.get("files") or [] if row.get("name") == DRIVER and here([row])]
+        locked = [row for row in lock.get("artifacts") or [] if row["name"] == DRIVER and here(row["files"])]
+        choices = [held, locked, *choices]
+    known = [str(row.get("version") or "") for row in next(filter(None, choices), [])]
+    return max(known, key=functools.cmp_to_key(versions.compare), default="")
 
 
 def packages(bundle: dict, node: dict, version: str) -> list[dict]:
@@ -34,10 +60,13 @@ def _folder(variables: dict) -> str | None:
     return None if given == bundle_folder.cache() else given
 
 
-def findings(variables: dict, node: dict, bundle: dict | None) -> list[Finding]:
+def findings(variables: dict, node: dict, bundle: dict | None, lock: dict) -> list[Finding]:
     """Why the driver cannot come out of the bundle, with the command that adds it."""
-    folder, version = _folder(variables), variables["driver_version"]
-    if not from_bundle(variables) or packages(bundle or {}, node, version):
+    if not from_bundle(variables):
+        return []
+    folder = _folder(variables)
+    version = release(variables["driver_version"], lock, node, variables["driver_flavor"], bundle or {})
+    if packages(bundle or {}, node, version):
         return []
     if not folder:
         step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled, or driver_source: repository"
@@ -60,7 +89,7 @@ def findings(variables: dict, node: dict, bundle: dict | None) -> list[Finding]:
             f"bundle {folder}",
             f"{DRIVER} {version} for {distribution} {architecture}",
             f"{DRIVER} {', '.join(others)}" if others else "no driver" if bundle else "no bundle.yml that can be read",
-            f"add it on a connected machine: {command}; or set driver_source: repository where the nodes reach "
-            "NVIDIA's server, or driver_repository_url to a mirror",
+            f"add it on a connected machine: {command}; or set driver_version to one that it has, driver_source: "
+            "repository where the nodes reach NVIDIA's server, or driver_repository_url to a mirror",
         )
     ]

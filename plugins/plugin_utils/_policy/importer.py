@@ -54,22 +54,24 @@ _TAKEN_GROUPS = ("all", "ungrouped", "gpu_nodes", "k3s_servers", "k3s_agents")
 _COMPONENTS = {"nvIpam": "nv-ipam", "ipoib": "ipoib-cni", "ipamPlugin": "whereabouts"}
 
 
-def run(documents: list[dict], nodes: list[dict] | None = None, pinned: dict | None = None) -> dict:
+def run(
+    documents: list[dict], nodes: list[dict] | None = None, pinned: dict | None = None, lock: dict | None = None
+) -> dict:
     """variables (ready for group_vars), groups ({group of the inventory: {selector, variables}} of NicNodePolicies),
     lines (one for each field, see Page) and problems; with any, write nothing.
 
     documents: [{source, content}], content as YAML gives it. nodes: [{host, facts}] that were read, if any. pinned:
-    {component: image reference} of lock/artifacts.yml.
+    {component: image reference} of lock/artifacts.yml, which is lock.
     """
-    made = _Import(nodes or [], pinned or {})
+    made = _Import(nodes or [], pinned or {}, lock or {})
     for document in documents:
         made.read(document["content"], document["source"])
     return made.result()
 
 
 class _Import:
-    def __init__(self, nodes: list[dict], pinned: dict):
-        self.nodes, self.pinned = nodes, pinned
+    def __init__(self, nodes: list[dict], pinned: dict, lock: dict):
+        self.nodes, self.pinned, self.lock = nodes, pinned, lock
         self.variables: dict = {}
         self.groups: dict = {}
         # Repository and version that images without any of their own take.
@@ -252,11 +254,13 @@ class _Import:
             self.variables["driver_flavor"] = "verify"
             why = "no node was read, so whether one has a driver of its own is not known; verify changes nothing and "
             why += "says what is there"
-            why += f". Without one: driver_flavor: {flavor}, driver_version: {number}" if number else ""
+            unlocked = self._unlocked(flavor, number)
+            why += f". Without one: driver_flavor: {flavor}, driver_version: {number}{unlocked}" if number else ""
             page.say((*path, "image"), WRONG if self.nodes else TAKEN, "driver_flavor: verify", why)
         else:
             self.variables.update(driver_flavor=flavor, driver_version=number)
             why = "the nodes have the inbox driver only; the package replaces the container, on consent"
+            why += self._unlocked(flavor, number)
             page.say((*path, "image"), TAKEN, f"driver_flavor: {flavor}", why)
         if page.has(*path, "version"):
             given = self.variables.get("driver_version")
@@ -266,6 +270,15 @@ class _Import:
             why = "a container registry; packages come from lock/artifacts.yml or driver_repository_url"
             page.say((*path, "repository"), LEFT_OUT, why=why)
         self._leave(page, path, _DRIVER_FIELDS)
+
+    def _unlocked(self, flavor: str, number: str | None) -> str:
+        """What to know about a release that the lock has for no platform."""
+        rows = [row for row in self.lock.get("repositories") or [] if row["name"] == flavor]
+        known = list(dict.fromkeys(str(row["version"]) for row in rows))
+        if number in known:
+            return ""
+        had = f"of {flavor} it has {', '.join(known)}: set one of them, or" if known else f"it has no {flavor}:"
+        return f". {number} is not in lock/artifacts.yml; {had} set driver_repository_url to a mirror that has {number}"
 
     def _device_plugin(self, page: Page) -> None:
         path = ("spec", "rdmaSharedDevicePlugin")

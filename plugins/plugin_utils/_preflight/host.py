@@ -82,6 +82,12 @@ def validate(options: dict, values: dict) -> tuple[dict, list[Finding]]:
             findings.append(_invalid(name, option, "null (no value after the colon?)"))
             effective[name] = option["default"]
             continue
+        # YAML reads 3.10 as 3.1, and no text brings the zero back.
+        if name == "driver_version" and isinstance(value, (int, float)):
+            step = "put it in quotes where it is set (inventory, group_vars or -e)"
+            findings.append(Finding(f"variable {name}", 'text, such as "3.10"', f"the number {value}", step))
+            effective[name] = option.get("default")
+            continue
         # What argument specs take besides, Ansible's filter bool takes for false.
         if option.get("type") == "bool" and isinstance(value, str) and value.lower() not in _BOOLEANS:
             findings.append(_invalid(name, option, _short(value)))
@@ -134,37 +140,41 @@ _DIRECTORY_WANTED = "an absolute path of letters, digits and . _ + @ -"
 _IMAGE_WANTED = "a reference of an image"
 
 
+# Variables that end up in a file, a command or an object: what each of their values has to look like.
+_TEXTS = (
+    ("kernel_modules_required", _MODULE_NAME, "names of kernel modules"),
+    ("limits_services", _SERVICE_NAME, "names of services without .service"),
+    ("node_ready_services", _SERVICE_NAME, "names of services without .service"),
+    ("k3s_node_name", NODE_NAME, NODE_NAME_WANTED),
+    ("driver_drain_node", NODE_NAME, NODE_NAME_WANTED),
+    ("verification_namespace", _NAMESPACE, "the name of a namespace"),
+    ("nccl_tests_namespace", _NAMESPACE, "the name of a namespace"),
+    ("networks_namespaces", _NAMESPACE, "names of namespaces"),
+    ("multus_global_namespaces", _NAMESPACE, "names of namespaces"),
+    ("cni_plugins_directory", _DIRECTORY, _DIRECTORY_WANTED),
+    ("device_plugin_kubelet_root", _DIRECTORY, _DIRECTORY_WANTED),
+    ("multus_conf_directory", _DIRECTORY, _DIRECTORY_WANTED),
+    ("multus_plugin_directory", _DIRECTORY, _DIRECTORY_WANTED),
+    ("networks_cni_bin_dir", _DIRECTORY, _DIRECTORY_WANTED),
+    ("networks_multus_conf_dir", _DIRECTORY, _DIRECTORY_WANTED),
+    ("device_plugin_image", _IMAGE, _IMAGE_WANTED),
+    ("flannel_image", _IMAGE, _IMAGE_WANTED),
+    ("multus_image", _IMAGE, _IMAGE_WANTED),
+    ("networks_images", _IMAGE, "references of images"),
+    ("nccl_tests_image", _IMAGE, _IMAGE_WANTED),
+    ("verification_image", _IMAGE, _IMAGE_WANTED),
+    ("device_plugin_metrics_address", _ADDRESS, "an address and a port, or :PORT"),
+    ("multus_api_server", _ADDRESS, "an address and a port"),
+)
+
+
 def values(variables: dict, options: dict) -> list[Finding]:
     """Findings of single values; a value that no planner can work with is reset to its default.
 
     variables: those of all roles, or of some.
     """
     found = []
-    for name, pattern, wanted in (
-        ("kernel_modules_required", _MODULE_NAME, "names of kernel modules"),
-        ("limits_services", _SERVICE_NAME, "names of services without .service"),
-        ("node_ready_services", _SERVICE_NAME, "names of services without .service"),
-        ("k3s_node_name", NODE_NAME, NODE_NAME_WANTED),
-        ("driver_drain_node", NODE_NAME, NODE_NAME_WANTED),
-        ("verification_namespace", _NAMESPACE, "the name of a namespace"),
-        ("nccl_tests_namespace", _NAMESPACE, "the name of a namespace"),
-        ("networks_namespaces", _NAMESPACE, "names of namespaces"),
-        ("multus_global_namespaces", _NAMESPACE, "names of namespaces"),
-        ("cni_plugins_directory", _DIRECTORY, _DIRECTORY_WANTED),
-        ("device_plugin_kubelet_root", _DIRECTORY, _DIRECTORY_WANTED),
-        ("multus_conf_directory", _DIRECTORY, _DIRECTORY_WANTED),
-        ("multus_plugin_directory", _DIRECTORY, _DIRECTORY_WANTED),
-        ("networks_cni_bin_dir", _DIRECTORY, _DIRECTORY_WANTED),
-        ("networks_multus_conf_dir", _DIRECTORY, _DIRECTORY_WANTED),
-        ("device_plugin_image", _IMAGE, _IMAGE_WANTED),
-        ("flannel_image", _IMAGE, _IMAGE_WANTED),
-        ("multus_image", _IMAGE, _IMAGE_WANTED),
-        ("networks_images", _IMAGE, "references of images"),
-        ("nccl_tests_image", _IMAGE, _IMAGE_WANTED),
-        ("verification_image", _IMAGE, _IMAGE_WANTED),
-        ("device_plugin_metrics_address", _ADDRESS, "an address and a port, or :PORT"),
-        ("multus_api_server", _ADDRESS, "an address and a port"),
-    ):
+    for name, pattern, wanted in _TEXTS:
         value = variables.get(name) or ()
         items = [value] if isinstance(value, str) else value.values() if isinstance(value, dict) else value
         odd = [item for item in items if not pattern.fullmatch(str(item))]
@@ -319,8 +329,10 @@ def _short(value) -> str:
 # --- what the node has and what the variables ask for ----------------------------------------------------------------
 
 
-def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tuple[list[Finding], list[str]]:
-    """Problems, and notes: worth knowing, but no reason to stop. bundle: content of bundle.yml."""
+def combinations(
+    facts: dict, variables: dict, bundle: dict | None = None, lock: dict | None = None
+) -> tuple[list[Finding], list[str]]:
+    """Problems, and notes: worth knowing, but no reason to stop. bundle: content of bundle.yml. lock: of the run."""
     findings: list[Finding] = []
     notes = [
         f"{_card(card)}: {card['reason']} {card.get('next_step') or ''}".strip()
@@ -334,7 +346,7 @@ def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tu
     ]
     notes += _one_subnet(facts, variables)
     findings += _system(facts)
-    findings += _driver(facts, variables, bundle)
+    findings += _driver(facts, variables, bundle, lock or {})
     findings += _hcas(facts, variables)
     named = _rails(facts, variables)
     if _stated(facts, variables):  # what is missing is known, and its rail stays empty
@@ -380,13 +392,13 @@ def _changes_driver(variables: dict) -> bool:
     return variables["driver_flavor"] != "verify"
 
 
-def _driver(facts: dict, variables: dict, bundle: dict | None) -> list[Finding]:
+def _driver(facts: dict, variables: dict, bundle: dict | None, lock: dict) -> list[Finding]:
     """What the role driver cannot do on this node at all; it looks for blockers itself, node by node."""
     node = facts["node"]
     if not _changes_driver(variables) or not isinstance(node["os"], dict):
         return []
     foreign = driver_plan.unsupported(node)
-    return [Finding(*foreign)] if foreign else driver_bundle.findings(variables, node, bundle)
+    return [Finding(*foreign)] if foreign else driver_bundle.findings(variables, node, bundle, lock)
 
 
 def admitted(facts: dict, variables: dict) -> list[dict]:

@@ -175,7 +175,7 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
     elif facts is None:
         rows.insert(0, host.unread(node.get("failure") or "no answer"))
     elif HOST_LAYER in run.roles:
-        problems, notes = host.combinations(facts, typed, _described(typed["k3s_bundle_dir"]))
+        problems, notes = host.combinations(facts, typed, _described(typed["k3s_bundle_dir"]), run.lock)
         outcome, tools = host.plan(facts, typed), host.tools(facts, typed)
         rows += problems + outcome["findings"]
         kept = ("settled", "reboot_reasons", "not_applied", "not_verified")

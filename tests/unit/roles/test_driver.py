@@ -109,8 +109,8 @@ DEFAULTS = {
     for name, value in yaml.safe_load((ROOT / f"roles/{role}/defaults/main.yml").read_text()).items()
 }
 NODE = {"os": {"id": "ubuntu", "version_id": "24.04", "like": ["debian"]}, "architecture": "x86_64"}
-SERVER = "https://linux.mellanox.com/public/repo/doca/3.2.3/ubuntu24.04/x86_64/"
-OLD_SERVER = SERVER.replace("3.2.3", "3.2.1")
+SERVER = "https://linux.mellanox.com/public/repo/doca/3.4.0/ubuntu24.04/x86_64/"
+OLD_SERVER = SERVER.replace("3.4.0", "3.2.1")
 UNPACKED = "file:///var/lib/gpufabric-rdma/doca-host-3.2.3/"
 
 
@@ -121,6 +121,7 @@ def test_bundle_repository_file_and_keys(tmp_path):
     (tmp_path / "key.asc").write_text("armored\n")
     mirror, bundle = {"driver_repository_url": "https://mirror.example.net/doca/"}, {"k3s_bundle_dir": str(tmp_path)}
     url, package, old = mirror["driver_repository_url"], f"{tmp_path}/{row['path']}", {"driver_version": "3.2.1"}
+    new = {"driver_version": "3.2.3"}
     # By name: variables, then URL, whether it is trusted, and package.
     cases = {
         "server": ({}, (SERVER, False, "")),
@@ -131,7 +132,7 @@ def test_bundle_repository_file_and_keys(tmp_path):
         "bundle, server by name": (bundle | {"driver_source": "repository"}, (SERVER, False, "")),
         "bundle, own key": (bundle | {"driver_repository_key": f"{tmp_path}/key.asc"}, (UNPACKED, False, package)),
         "bundle of another release": (bundle | old, (OLD_SERVER, False, "")),
-        "file": ({"driver_host_package": "/srv/doca-host.deb"}, (UNPACKED, True, "/srv/doca-host.deb")),
+        "file": ({"driver_host_package": "/srv/doca-host.deb"} | new, (UNPACKED, True, "/srv/doca-host.deb")),
         "accepted": ({"driver_repository_fingerprint": "AB, CD"}, (SERVER, False, "")),
         "unverified": (old, (OLD_SERVER, False, "")),
     }

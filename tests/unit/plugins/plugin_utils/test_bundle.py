@@ -225,7 +225,8 @@ def test_the_driver_comes_from_the_bundle_unless_another_place_is_given(options,
 
 
 def test_a_bundle_that_has_it_is_taken(tmp_path):
-    assert driver.findings(GIVEN, UBUNTU, bundle_of(K3S, ROW)) == []
+    for version in ("3.2.3", None):
+        assert driver.findings({**GIVEN, "driver_version": version}, UBUNTU, bundle_of(K3S, ROW), RELEASES) == []
     (tmp_path / "bundle.yml").write_text(json.dumps(bundle_of(K3S, ROW)))
     package = {"path": f"{tmp_path}/{ROW['path']}", "sha256": ROW["sha256"]}
     assert driver_package(str(tmp_path), {"node": UBUNTU}, "3.2.3") == package
@@ -238,7 +239,7 @@ def test_a_bundle_that_has_it_is_taken(tmp_path):
     (None, "no bundle.yml that can be read"),
 ])  # fmt: skip
 def test_a_bundle_that_lacks_it_is_refused_with_the_command_that_adds_it(described, seen):
-    (finding,) = driver.findings(GIVEN, UBUNTU, described)
+    (finding,) = driver.findings(GIVEN, UBUNTU, described, RELEASES)
     assert (finding.wanted, finding.seen) == ("doca-host 3.2.3 for ubuntu24.04 amd64", seen)
     words = shlex.split(finding.next_step.partition(": ")[2].partition(";")[0])
     assert words[:4] == ["ansible-playbook", "gpufabric.rdma.bundle", "-e", f"bundle_dir={WHERE}"]
@@ -250,8 +251,44 @@ def test_a_bundle_that_lacks_it_is_refused_with_the_command_that_adds_it(describ
 
 
 def test_a_bundle_that_is_asked_for_has_to_be_named():
-    (finding,) = driver.findings({**GIVEN, "driver_source": "bundle", "k3s_bundle_dir": None}, UBUNTU, None)
+    (finding,) = driver.findings({**GIVEN, "driver_source": "bundle", "k3s_bundle_dir": None}, UBUNTU, None, RELEASES)
     assert finding.object == "variable driver_source"
+
+
+def offer(version, key, *distributions, kind="apt"):
+    places = [{"distribution": name, "architecture": "amd64"} for name in distributions]
+    return {"name": "doca", "version": version, "kind": kind, "keys": [{"fingerprint": key}], "places": places}
+
+
+RELEASES = {
+    "repositories": [
+        offer("3.10.0", "AB", "ubuntu24.04"),
+        offer("3.9.0", "AB", "ubuntu24.04", "ubuntu22.04"),
+        offer("3.11.0", None, "ubuntu24.04", "debian13"),
+        offer("3.12.0", "AB", "ubuntu24.04", kind="dnf"),
+        offer("3.2.0", None, "debian13"),
+    ],
+    "artifacts": [
+        {"name": "doca-host", "version": version, "files": [{"distribution": "ubuntu24.04", "architecture": "amd64"}]}
+        for version in ("3.8.0", "3.7.0")
+    ],
+}
+
+
+@pytest.mark.parametrize(("system", "version", "bundle", "expected"), [
+    ("ubuntu", "24.04", None, "3.10.0"),
+    ("ubuntu", "22.04", None, "3.9.0"),
+    ("debian", "13", None, "3.11.0"),
+    ("debian", "12", None, "3.12.0"),
+    ("ubuntu", "24.04", bundle_of(K3S, ROW, {**ROW, "version": "3.2.10"}), "3.2.10"),
+    ("ubuntu", "24.04", bundle_of(K3S), "3.8.0"),
+    ("debian", "13", {}, "3.11.0"),
+])  # fmt: skip
+def test_no_version_is_the_newest_that_can_be_checked_on_the_platform(system, version, bundle, expected):
+    node = {"os": {"id": system, "version_id": version, "like": ["debian"]}, "architecture": "x86_64"}
+    for given in (None, ""):
+        assert driver.release(given, RELEASES, node, "doca", bundle) == expected
+    assert driver.release("3.1.0", RELEASES, node, "doca", bundle) == "3.1.0"
 
 
 # --- the device plugin's code -----------------------------------------------------------------------------------------

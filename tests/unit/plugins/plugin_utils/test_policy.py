@@ -172,6 +172,16 @@ def test_a_driver_of_the_host_and_one_of_the_policy_are_one_too_many(facts_of, f
     assert (verdict, "loaded twice" in why) == (("taken", False) if flavor == "inbox" else ("wrong", True))
 
 
+def test_a_release_that_the_lock_lacks_is_told_with_those_that_it_has(facts_of):
+    facts = facts_of("h100-8x-cx7-ib")
+    facts["driver"]["on_disk"]["flavor"] = "inbox"
+    for nodes in ([], [{"host": "h1", "facts": facts}]):
+        for version, told in (("3.1.0", False), ("3.10.0", True)):
+            lock = {"repositories": [{"name": "doca", "version": version}]}
+            made = importer.run(documents("guide-001"), nodes, None, lock)
+            assert ("3.10.0" in verdicts(made)["spec.ofedDriver.image"][2]) is told
+
+
 def test_a_type_that_does_not_fit_the_link_and_a_pool_too_small_for_the_nodes_are_wrong(facts_of):
     found = documents("guide-001")
     found[2]["content"]["spec"]["master"] = "enp1s0f0np0"

@@ -72,6 +72,12 @@ def test_words_of_yaml_become_what_the_variable_takes(options, name, given, valu
     assert (effective[name], findings) == (value, [])
 
 
+@pytest.mark.parametrize(("given", "wrong"), [(3.1, 1), (3, 1), ("3.10", 0), ("", 0), (None, 0)])
+def test_a_version_that_yaml_has_read_as_a_number_is_refused(options, given, wrong):
+    effective, findings = preflight_host.validate(options, {"driver_version": given})
+    assert (effective["driver_version"], len(findings)) == (None if wrong else given, wrong)
+
+
 PCI = "0000:01:00.0"
 
 

@@ -244,6 +244,7 @@ def test_a_release_that_the_lock_does_not_have_and_a_repository_that_is_not_ours
     wanted["repository"] |= {"url": "", "known": "3.2.1 for rhel9 amd64"}
     finding = one_problem(plan(state(), wanted))
     assert (finding.object, finding.seen) == ("doca 3.2.1 for ubuntu24.04 amd64", "3.2.1 for rhel9 amd64")
+    assert one_problem(plan(state(), {**wanted, "version": ""})).object == "driver_version"
 
 
 def test_the_archive_of_ubuntu_2604():
