@@ -56,7 +56,7 @@ def recording_seams(seams):
         Seams(
             modinfo=note_each("modinfo", seams.modinfo),
             qos=note_each("qos", seams.qos),
-            rpm=note("rpm", seams.rpm_query),
+            rpm_query=note("rpm", seams.rpm_query),
             addresses=note("addresses", seams.addresses),
             machine=note("machine", seams.machine),
             routes=note("routes", seams.routes),

@@ -11,6 +11,7 @@ import re
 import socket
 import struct
 import subprocess
+from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from . import dcb, netlink
@@ -38,50 +39,45 @@ _SHAPES: dict[str, Any] = {
 }
 
 
-class Seams:
-    """modinfo of a zstd-compressed module, the rpm database, IPv4 addresses, the machine name, what routes packets,
-    what a NIC's driver counts and how it handles priorities.
+_UNASKED = dict.fromkeys((*dcb.KEYS, "pause"), unknown("the settings of NICs were not captured"))
 
-    Each returns None when it cannot know. `forks` counts the processes started: none on a Debian node.
+
+@dataclass
+class Seams:
+    """Each returns None when it cannot know.
+
+    modinfo: `.modinfo` fields of a zstd-compressed module file. rpm_query: installed packages, one `name
+    version-release` a line; only where an rpm database exists. addresses: IPv4 ones of the current network namespace,
+    as {netdev: ["10.0.0.1/24"]}. machine: as `uname -m` prints it. routes: default routes of all tables with every next
+    hop. rules: policy rules. sessions: the node's addresses at which SSH connections end. egress: the netdev by which
+    the kernel sends from an address of this node to another one. statistics: what a netdev's driver counts, as
+    `ethtool -S` shows it. qos: RoCE settings of a netdev, see dcb.read. forks: processes started.
     """
 
-    def __init__(
-        self,
-        modinfo: Callable[[str], Optional[dict[str, str]]] = lambda path: None,
-        rpm: Callable[[], Optional[str]] = lambda: None,
-        addresses: Callable[[], Optional[dict[str, list[str]]]] = lambda: None,
-        machine: Callable[[], Optional[str]] = lambda: None,
-        routes: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None,
-        rules: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None,
-        sessions: Optional[Callable[[Tree], list[str]]] = None,
-        egress: Callable[[str, str], Optional[str]] = lambda source, destination: None,
-        statistics: Callable[[str], Optional[dict[str, int]]] = lambda netdev: None,
-        qos: Callable[[str], Optional[dict[str, Any]]] = lambda netdev: None,
-    ):
-        self.forks = 0
-        self._egress = egress
-        self._routes = routes
-        self._rules = rules
-        self._sessions = sessions or ssh_addresses
-        self._statistics = statistics
-        self._qos = qos
-        self._modinfo = modinfo
-        self._rpm = rpm
-        self._addresses = addresses
-        self._machine = machine
+    modinfo: Callable[[str], Optional[dict[str, str]]] = lambda path: None
+    rpm_query: Callable[[], Optional[str]] = lambda: None
+    addresses: Callable[[], Optional[dict[str, list[str]]]] = lambda: None
+    machine: Callable[[], Optional[str]] = lambda: None
+    routes: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None
+    rules: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None
+    sessions: Callable[[Tree], list[str]] = lambda tree: ssh_addresses(tree)
+    egress: Callable[[str, str], Optional[str]] = lambda source, destination: None
+    statistics: Callable[[str], Optional[dict[str, int]]] = lambda netdev: None
+    qos: Callable[[str], dict[str, Any]] = lambda netdev: _UNASKED
+    forks: int = 0
 
     @classmethod
     def live(cls) -> Seams:
         """The machine itself."""
         seams = cls(addresses=_ipv4_addresses, machine=lambda: os.uname().machine)
-        seams._routes = lambda: _asked(netlink.routes)
-        seams._rules = lambda: _asked(netlink.rules)
-        seams._egress = lambda source, destination: _asked(lambda: netlink.egress(source, destination))
-        seams._statistics = lambda netdev: _asked(lambda: driver_statistics(netdev))
-        seams._qos = dcb.read
-        seams._sessions = lambda tree: ssh_addresses(tree, own_session(tree))
-        seams._modinfo = lambda path: _modinfo_fields(seams._run("modinfo", "-0", path))
-        seams._rpm = lambda: seams._run("rpm", "-qa", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n")
+        seams.routes = lambda: _asked(netlink.routes)
+        seams.rules = lambda: _asked(netlink.rules)
+        seams.egress = lambda source, destination: _asked(lambda: netlink.egress(source, destination))
+        seams.statistics = lambda netdev: _asked(lambda: driver_statistics(netdev))
+        seams.qos = dcb.read
+        seams.sessions = lambda tree: ssh_addresses(tree, own_session(tree))
+        seams.modinfo = lambda path: _modinfo_fields(seams._run("modinfo", "-0", path))
+        seams.rpm_query = lambda: seams._run("rpm", "-qa", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n")
         return seams
 
     @classmethod
@@ -95,7 +91,7 @@ class Seams:
         sessions = mapping.get("sessions")
         return cls(
             modinfo=modinfo.get,
-            rpm=lambda: mapping.get("rpm"),
+            rpm_query=lambda: mapping.get("rpm"),
             addresses=lambda: mapping.get("addresses"),
             machine=lambda: mapping.get("machine"),
             routes=lambda: mapping.get("routes"),
@@ -103,7 +99,7 @@ class Seams:
             sessions=lambda tree: ssh_addresses(tree) if sessions is None else sessions,
             egress=lambda source, destination: (mapping.get("egress") or {}).get(source),
             statistics=(mapping.get("statistics") or {}).get,
-            qos=(mapping.get("qos") or {}).get,
+            qos=lambda netdev: {**_UNASKED, **((mapping.get("qos") or {}).get(netdev) or {})},
         )
 
     @classmethod
@@ -121,47 +117,6 @@ class Seams:
         except ValueError:
             mapping = None
         return cls.recorded(mapping) if isinstance(mapping, dict) else cls.none()
-
-    def modinfo(self, path: str) -> Optional[dict[str, str]]:
-        """The `.modinfo` fields of a module file as {field: value}."""
-        return self._modinfo(path)
-
-    def rpm_query(self) -> Optional[str]:
-        """Installed packages, one `name version-release` a line. Ask only where an rpm database exists."""
-        return self._rpm()
-
-    def addresses(self) -> Optional[dict[str, list[str]]]:
-        """IPv4 addresses of the current network namespace as {netdev: ["10.0.0.1/24"]}."""
-        return self._addresses()
-
-    def machine(self) -> Optional[str]:
-        """Hardware name as `uname -m` prints it."""
-        return self._machine()
-
-    def routes(self) -> Optional[list[dict[str, Any]]]:
-        """Default routes of all tables with every next hop; None where only files tell."""
-        return self._routes()
-
-    def rules(self) -> Optional[list[dict[str, Any]]]:
-        """Policy rules; None where they are not known."""
-        return self._rules()
-
-    def sessions(self, tree: Tree) -> list[str]:
-        """The node's addresses at which SSH connections end."""
-        return self._sessions(tree)
-
-    def egress(self, source: str, destination: str) -> Optional[str]:
-        """The netdev by which the kernel sends from an address of this node; None where only files tell."""
-        return self._egress(source, destination)
-
-    def statistics(self, netdev: str) -> Optional[dict[str, int]]:
-        """What the netdev's driver counts, as `ethtool -S` shows it; None where it cannot be asked."""
-        return self._statistics(netdev)
-
-    def qos(self, netdev: str) -> dict[str, Any]:
-        """RoCE settings of a netdev, see dcb.read."""
-        unasked = dict.fromkeys((*dcb.KEYS, "pause"), unknown("the settings of NICs were not captured"))
-        return {**unasked, **(self._qos(netdev) or {})}
 
     def _run(self, *argv: str) -> Optional[str]:
         self.forks += 1
