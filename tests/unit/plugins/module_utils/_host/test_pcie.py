@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import settle
@@ -14,12 +15,14 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import (
     text,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import pcie_path
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import (
     HEADER,
     OWN_ACS_GRUB,
     OWN_ACS_RECORD,
     OWN_READ_REQUEST,
 )
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.modules import pcie as module
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils.hca.conftest import Node
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils.hca.test_pcie import config
@@ -196,3 +199,30 @@ def test_set_booted_and_taken_back(tmp_path):
     assert ([change.object for change in done], len(decided.reboot_reasons)) == ([OWN_ACS_GRUB, MENU, OWN_ACS_GRUB], 1)
     assert "config_acs" not in grub.read_text()
     assert run(REPORT)[1] == []
+
+
+HOSTILE = [
+    b"",
+    b"\xff\xfe",
+    b"9" * 5000,
+    b"$(reboot)",
+    b"pci=config_acs=5@a;@;ab@" + A.encode(),
+    b"btime " + b"9" * 5000,
+]
+SEAMS = [None, 5, [5], {"eth1": 5}, {"eth1": [None, 5]}, {"eth1": {"dscp": 5}}, {"eth1": {"dscp": {"26": [3]}}}]
+
+
+def test_no_file_and_no_recorded_answer_makes_the_facts_raise(tmp_path):
+    node = machine(tmp_path, 0x1D).write("/proc/cmdline", PARAMETER).write(OWN_ACS_GRUB, PARAMETER)
+    for path in [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]:
+        before = path.read_bytes()
+        for content in HOSTILE:
+            path.write_bytes(content)
+            node.facts(["all"])
+        path.write_bytes(before)
+    for key in ("addresses", "modinfo", "rpm", "routes", "sessions", "egress", "qos", "machine"):
+        for answer in SEAMS:
+            node.write("/.seams.json", json.dumps({key: answer}))
+            gather(node.tree(), Seams.of(node.tree()))
+    node.write(f"/sys/bus/pci/devices/{A};halt/class", "0x020000").write("/sys/class/net/eth1/address", '"$(halt)"')
+    assert "halt" not in json.dumps(node.facts(["all"]))
