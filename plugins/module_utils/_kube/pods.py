@@ -476,9 +476,12 @@ def gid_index(gids: list[dict], hca: str, ip):
     return None
 
 
-def gid_address(gid: str) -> str:
-    """The address that a RoCE GID encodes."""
-    address = ipaddress.ip_address(gid)
+def gid_address(gid: str) -> str | None:
+    """The address that a RoCE GID encodes; None where the text is no GID."""
+    try:
+        address = ipaddress.IPv6Address(gid)
+    except ValueError:
+        return None
     return str(address.ipv4_mapped or address)
 
 

@@ -8,7 +8,9 @@ of one test fewer than there are nodes.
 from __future__ import annotations
 
 from .._core import fleet
+from .._core.addresses import address as address_of
 from .._core.addresses import netaddr
+from .._core.addresses import network as network_of
 from .._preflight import fabric_plan
 
 TOOLS = ("rping", "ib_write_bw")
@@ -85,8 +87,9 @@ def _end(node: dict, rail: dict, hca: dict) -> dict:
     elif not end["networks"]:
         if port["link_layer"] == "InfiniBand" and port["gids"]:
             # Without IPoIB two ports can reach each other if their subnet prefix (upper half of the GID) is the same.
-            prefix = int(netaddr.IPAddress(port["gids"][0]["gid"])) >> 64
-            end["networks"] = {f"InfiniBand subnet {prefix:016x}": None}
+            gid = address_of(port["gids"][0]["gid"])
+            end["networks"] = {f"InfiniBand subnet {int(gid) >> 64:016x}": None} if gid else {}
+            end["reason"] = None if gid else f"{port['gids'][0]['gid']} is no GID"
         else:
             end["reason"] = (
                 f"{rail['netdev'] or 'the port'} has no IPv4 or routable IPv6 address, so no peer can address it"
@@ -96,14 +99,14 @@ def _end(node: dict, rail: dict, hca: dict) -> dict:
 
 def _usable(address: str) -> bool:
     """An address of a fabric: not link-local (each port has one), not loopback."""
-    ip = netaddr.IPNetwork(address).ip
-    return not (ip.is_link_local() or ip.is_loopback())
+    held = network_of(address)
+    return held is not None and not (held.ip.is_link_local() or held.ip.is_loopback())
 
 
-def _gid_address(gid: str) -> str:
-    """The address that a RoCE GID encodes."""
-    ip = netaddr.IPAddress(gid)
-    return str(ip.ipv4() if ip.is_ipv4_mapped() else ip)
+def _gid_address(gid: str) -> str | None:
+    """The address that a RoCE GID encodes; None where the text is no GID."""
+    ip = address_of(gid)
+    return None if ip is None else str(ip.ipv4() if ip.is_ipv4_mapped() else ip)
 
 
 def _gbps(hca: dict, port: dict):

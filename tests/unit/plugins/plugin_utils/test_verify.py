@@ -446,6 +446,15 @@ def test_infiniband_without_addresses_shakes_hands_over_the_management_network()
     assert pairs.plan([end("a", infiniband()), end("b", infiniband("fe80:0000:0000:0001"))])["tests"] == []
 
 
+@pytest.mark.parametrize("layer", ["Ethernet", "InfiniBand"])
+def test_a_gid_or_an_address_that_is_none_pairs_with_nobody(layer):
+    gids = [{"index": 0, "gid": "{{ lookup }}", "type": "RoCE v2", "netdev": "eth2"}]
+    odd = rail(0, None, layer=layer, gids=gids)
+    odd["hca"]["netdevs"][0]["addresses"] = ["../../etc", "::1/64"]
+    plan = pairs.plan([end("a", odd), end("b", rail(0, "10.0.0.2/24", layer=layer))])
+    assert (plan["tests"], [item["host"] for item in plan["unpaired"]]) == ([], ["a", "b"])
+
+
 @pytest.mark.parametrize(("layer", "own", "classes"), [
     ("Ethernet", ("oracle", None), [105, None]),
     ("InfiniBand", ("oracle", "oracle"), [None, None]),

@@ -95,6 +95,8 @@ def test_the_answer_of_a_pod_is_read_as_data():
     }.items()
     assert answer["routes"][0] == {"destination": "default", "gateway": "10.42.0.1", "netdev": "eth0"}
     assert kube_pods.gid_index(answer["gids"], "mlx5_0", "10.56.0.2") == 7
+    odd = {"hca": "mlx5_0", "gid": "no GID", "type": "RoCE v2", "index": 1}
+    assert kube_pods.gid_index([odd, *answer["gids"]], "mlx5_0", "10.56.0.2") == 7
 
 
 def test_what_is_missing_or_broken_off_is_none_and_says_so():
