@@ -79,7 +79,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
-_ANSWER_SECONDS, _POLL_SECONDS = 30, 2
+_ANSWER_SECONDS = 30
+_POLL_SECONDS = 2
 # After so many restarts by systemd, k3s will not come up on its own.
 _GIVE_UP_AFTER = 5
 

@@ -49,7 +49,7 @@ options:
   gpu_initiated:
     description:
       - Whether the NVIDIA driver's options for GPU-initiated RDMA are written on a node with an NVIDIA GPU.
-      - They count from the next boot, which RV(reboot_reasons) asks for. V(report) removes what V(write) wrote.
+      - They count from the next boot, which C(reboot_reasons) asks for. V(report) removes what V(write) wrote.
     type: str
     choices: [report, write]
     default: report

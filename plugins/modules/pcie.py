@@ -55,7 +55,7 @@ findings:
   returned: always
   type: list
   elements: dict
-not_applied: {description: What was left as it is, with the reason., returned: success, type: list, elements: str}
+not_applied: {description: "What was left as it is, with the reason.", returned: success, type: list, elements: str}
 """
 
 from ansible.module_utils.basic import AnsibleModule

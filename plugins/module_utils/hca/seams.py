@@ -60,7 +60,7 @@ class Seams:
     machine: Callable[[], Optional[str]] = lambda: None
     routes: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None
     rules: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None
-    sessions: Callable[[Tree], list[str]] = lambda tree: ssh_addresses(tree)
+    sessions: Callable[[Tree], list[str]] = lambda tree: ssh_addresses(tree, None)
     egress: Callable[[str, str], Optional[str]] = lambda source, destination: None
     statistics: Callable[[str], Optional[dict[str, int]]] = lambda netdev: None
     qos: Callable[[str], dict[str, Any]] = lambda netdev: _UNASKED

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall, nic_settings, reach
@@ -273,7 +274,7 @@ def of_nics(facts, *nics, programs=("dcb", "ethtool")):
     return {**facts, "qos": {"programs": list(programs), "nics": [{**RIGHT_NIC, **nic} for nic in nics]}}
 
 
-def planned(facts, allowed=None, traffic=PLAN, root="/"):
+def planned(facts, allowed=None, traffic=types.MappingProxyType(PLAN), root="/"):
     made = nic_settings.plan(facts, {"traffic": traffic, "link_flap_allowed": allowed}, root)
     counts = (len(made.not_applied), len(made.not_verified))
     return [change.object for change in made.changes], [finding.object for finding in made.findings], *counts
