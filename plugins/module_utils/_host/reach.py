@@ -31,6 +31,8 @@ def listen(ports: list[dict], seconds: float) -> dict:
     for port in ports:
         listening = socket.socket(_family(port["address"]), _STREAM[port["protocol"]])
         try:
+            if port["protocol"] == "tcp":  # connections of the last probe hold the port for a minute (TIME_WAIT)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((port["address"], port["port"]))
             if port["protocol"] == "tcp":
                 listening.listen(128)

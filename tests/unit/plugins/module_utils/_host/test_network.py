@@ -578,8 +578,14 @@ def test_a_port_answers_while_somebody_listens(listening, protocol):
     assert found["deaf"] == {}
     assert states(one, {**one, "id": "kept"}) == ["answered"] * 2
     assert reach.ask([{**one, "id": "kept"}], 1)[0]["id"] == "kept"
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asked:  # the listener ends it first: TIME_WAIT is its own
+        if protocol == "tcp":
+            asked.connect((one["address"], one["port"]))
+            assert asked.recv(1) == b""
     reach.stop(found["listener"])
     assert wait_for(lambda: states(one) == ["refused"])
+    assert listening([one])["listener"], "the next probe, while connections of the last one hold the port"
+    assert states(one) == ["answered"]
 
 
 def wait_for(done):
