@@ -44,18 +44,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-changes:
-  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-  returned: always
-  type: list
-  elements: dict
 reboot_reasons: {description: Why the node needs a reboot., returned: success, type: list, elements: str}
-findings:
-  description: Why the node is not as wanted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
-  type: list
-  elements: dict
-not_applied: {description: "What was left as it is, with the reason.", returned: success, type: list, elements: str}
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -75,14 +64,18 @@ _ENTRIES = "/boot/loader/entries"
 
 
 class Reader:
-    """Reads the node before and after the changes; the parameter of before tells whether a reboot is due."""
+    """Reads the node before and after the changes; the parameter of before tells whether a reboot is due.
+
+    loader: what sets a boot parameter here, once the node was read.
+    """
 
     def __init__(self, root: str, rails: list[dict]):
-        self.root, self.rails, self.before = root, rails, {}
+        self.root, self.rails, self.before, self.loader = root, rails, {}, None
 
     def __call__(self) -> dict:
         tree = Tree(self.root)
         facts = gather(tree, Seams.of(tree), SUBSET, rails=self.rails)
+        self.loader = facts["pcie"]["loader"]
         parameter = pcie_path.persisted(facts["owned_files"])
         facts["acs_before"] = self.before.setdefault("parameter", parameter)
         if parameter:
@@ -124,7 +117,7 @@ def main() -> None:
         return module.run_command([program, *argv[1:]]) if program else (1, "", f"{argv[0]} is not installed")
 
     def act(changes):
-        return apply(changes, read()["pcie"]["loader"] or pcie.GRUB, params["root"], run)
+        return apply(changes, read.loader or pcie.GRUB, params["root"], run)
 
     converge(module, read, lambda facts: pcie.plan(facts, wanted, params["root"]), act)
 

@@ -74,7 +74,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import ga
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["hcas", "rails", "owned_files", "!gids"]
-NET = "/sys/class/net"
 IFF_UP = 0x1
 _NO_ROUTES = (enabled(paths.OWN_ROUTES_UNIT)[0], "unlink")
 
@@ -89,7 +88,7 @@ def read(params: dict) -> dict:
 def set_running(change: Change, root: str) -> None:
     """`NIC eth2 MTU` and `NIC eth2 link`, through sysfs: no iproute2 needed, and the kernel's refusal is an errno."""
     _nic, name, what = change.object.split()
-    directory = os.path.join(root, NET.lstrip("/"), name)
+    directory = under(root, f"{paths.NET}/{name}")
     if what == "MTU":
         set_attribute(os.path.join(directory, "mtu"), change.after)
         return

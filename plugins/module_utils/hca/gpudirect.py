@@ -44,7 +44,8 @@ def state(
         )
     if nvidia(tree, catalogue, seams)[0]:
         if dmabuf_kernel(kernel):
-            return {**_answer("dmabuf", dmabuf_verdict(kernel, doubts(pcie))), "not_verified": doubts(pcie)}
+            unsure = doubts(pcie)
+            return {**_answer("dmabuf", dmabuf_verdict(kernel, unsure)), "not_verified": unsure}
         return _answer(
             "none",
             f"The open NVIDIA kernel module is loaded, but kernel {kernel} is too old for dma-buf (5.12).",

@@ -355,9 +355,9 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
 def _one_subnet(attachments: list[dict]) -> list[str]:
     """Attachments of several NICs in one subnet: a pod that has both sends through one of them."""
     placed = [
-        (item, as_network(item["subnet"]), item.get("rail", item.get("master")))
+        (item, subnet, item.get("rail", item.get("master")))
         for item in attachments
-        if item.get("subnet") and as_network(item["subnet"]) is not None and not item.get("source_route")
+        if not item.get("source_route") and (subnet := as_network(item.get("subnet"))) is not None
     ]
     return [
         f"attachments {first[0]['name']} and {second[0]['name']} share a subnet: a pod with both sends through one of "
