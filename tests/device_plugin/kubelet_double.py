@@ -323,7 +323,12 @@ class Kubelet:
                     due[path] = time.monotonic() + RECONCILE
 
     def _register(self, path):
-        """operation_generator.GenerateRegisterPluginFunc; False: tried again by the reconciler."""
+        """operation_generator.GenerateRegisterPluginFunc; False: tried again by the reconciler.
+
+        The kubelet notes the socket as registered before it calls a handler: what then goes wrong is not tried again, and
+        the socket's end deregisters.
+        """
+        added = False
         channel = grpc.insecure_channel(
             f"unix:{path}", options=(("grpc.default_authority", path), ("grpc.use_local_subchannel_pool", 1))
         )
@@ -334,6 +339,7 @@ class Kubelet:
             self.note("info", path, info)
             endpoint = info.endpoint or path
             problem = self.refuse or self._invalid(info)
+            added = not problem
             if not problem and info.type == "DRAPlugin":
                 problem = self._drive(info, path, endpoint)
             elif not problem:
@@ -344,7 +350,7 @@ class Kubelet:
             self.note("notified", path, problem)
         except (grpc.RpcError, ConnectionError) as error:
             self.note("watch failed", path, error)
-            return False
+            return added
         finally:
             channel.close()
         return True
