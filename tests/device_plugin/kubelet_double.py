@@ -325,8 +325,8 @@ class Kubelet:
     def _register(self, path):
         """operation_generator.GenerateRegisterPluginFunc; False: tried again by the reconciler.
 
-        The kubelet notes the socket as registered before it calls a handler: what then goes wrong is not tried again, and
-        the socket's end deregisters.
+        The kubelet notes the socket as registered before it calls a handler. What then goes wrong is not tried again,
+        and the socket's end deregisters.
         """
         added = False
         channel = grpc.insecure_channel(
