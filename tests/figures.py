@@ -3,8 +3,6 @@
 The rules are in docs/development.md. Lines of code are those of Python and Go that are neither blank nor a comment.
 """
 
-from __future__ import annotations
-
 import pathlib
 import re
 import subprocess

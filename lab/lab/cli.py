@@ -1,7 +1,5 @@
 """labctl: the lab's two nodes, from nothing to SSH and back."""
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import contextlib

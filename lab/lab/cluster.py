@@ -1,7 +1,5 @@
 """What the lab's cluster is made of: a bundle folder, filled from the release or the test bed, as the roles take it."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

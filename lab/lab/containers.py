@@ -3,8 +3,6 @@
 `k3s ctr images import`, `podman load` and k3s' agent/images take them. The same files give the same bytes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

@@ -4,8 +4,6 @@ Users without a way to the release's servers have the same: a site and a registr
 is their own build, a lock file with its sums (bundle_lock).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

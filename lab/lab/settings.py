@@ -1,7 +1,5 @@
 """Names, numbers and paths of the lab; the environment may change what another machine or a second lab needs."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib

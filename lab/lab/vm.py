@@ -1,7 +1,5 @@
 """One node: its QEMU process, its disk with the snapshots inside, its cables."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Both run in the foreground of the node's own process, inside its cgroup and its 
 long as the node does, and killing the cgroup leaves neither processes nor mounts. So only the start differs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -3,8 +3,6 @@
 The unit of caching is the tar file (CI keeps it by name); the unpacked folder is what the nodes' overlays stand on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """The nodes as a whole: what `up`, `down` and `status` do, and the state file from which `down` undoes everything."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A machine of tests/fixtures as a tree that a node's overlay can include, laid out once."""
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import json

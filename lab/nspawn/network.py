@@ -1,7 +1,5 @@
 """The bridge between this machine and the nodes: a host-only subnet; nothing is forwarded, nothing leaves the host."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import os

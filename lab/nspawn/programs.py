@@ -1,7 +1,5 @@
 """Running the programs that this tool stands on: each must succeed, or the error says what it was for."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Controller side of gpufabric.rdma.cluster_objects: answers `render` and `folder` here, the module does all else."""
 
-from __future__ import annotations
-
 import pathlib
 
 from ansible.module_utils.common.validation import check_type_path

@@ -1,7 +1,5 @@
 """Controller side of gpufabric.rdma.report: the packages decide what is told; this prints, writes and fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

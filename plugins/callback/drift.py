@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The drift recorder: keeps a guarded play in check mode, records its results, writes the verdict at the end."""
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 name: drift
 type: aggregate

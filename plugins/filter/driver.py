@@ -1,7 +1,5 @@
 """Filters of the role driver: where a node's packages come from, and how one is unpacked."""
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 name: driver_repository
 short_description: Row of the lock for the driver repository of a node

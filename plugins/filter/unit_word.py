@@ -1,7 +1,5 @@
 """A value as one word of a systemd unit or a tmpfiles.d line."""
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 name: unit_word
 short_description: A value as one word of a systemd file

@@ -6,8 +6,6 @@ plugin and k3s are restarted (3), DRA_PLACEMENTS how many pods with GPU and rail
 feature gates that are turned on, such as DRAConsumableCapacity,DRADeviceTaints,ResourceHealthStatus.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What happens to a node over time, on the real kubelet: ports, HCAs, restarts, maintenance. Times are figures."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """Rows A3 to A20 of the guide end to end: a config and a node in, what a kubelet gets to see over its sockets out."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import signal

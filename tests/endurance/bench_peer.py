@@ -5,8 +5,6 @@ module. Both get the same config.json, the same laid-over sysfs tree of 8 HCAs a
 emulated, so only the ratios mean something. `bench_peer.py --node TREE PLUGINS ROUNDS` is the part that runs there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

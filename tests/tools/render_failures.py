@@ -1,7 +1,5 @@
 """Writes docs/failures.md, the one generated page, from plugins/plugin_utils/_findings/catalogue.yml."""
 
-from __future__ import annotations
-
 import pathlib
 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import runnable

@@ -8,8 +8,6 @@ lands, and then with each hostile string in all of them: what comes out has the 
 Its own process, because Ansible's collection loader has to be at work.
 """
 
-from __future__ import annotations
-
 import configparser
 import copy
 import functools

@@ -1,7 +1,5 @@
 """Inventory examples pass preflight and render what the guides have; docs/examples fit together and what we write."""
 
-from __future__ import annotations
-
 import graphlib
 import json
 import pathlib

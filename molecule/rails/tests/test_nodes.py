@@ -1,7 +1,5 @@
 """What a run of playbooks/site.yml left on each node, seen over SSH."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Playbooks over all nodes at once: tables for people, and bad input that must be refused as a whole."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 

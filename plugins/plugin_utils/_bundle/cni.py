@@ -3,8 +3,6 @@
 PRIVATE to the collection. Runs on the controller.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

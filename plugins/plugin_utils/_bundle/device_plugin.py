@@ -4,8 +4,6 @@ PRIVATE to the collection. The same sources give the same bytes on every control
 compression (zlib's output differs between versions) and carry one date. So a checksum tells whether a node has it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -5,8 +5,6 @@ path, sha256}], images: [{reference, path, sha256, architecture?}]}; paths are r
 the choosers are pure; `described` reads the description, `damaged` the files.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Import it from here: if netaddr is missing, its first use says what to install.
 """
 
-from __future__ import annotations
-
 from ansible.errors import AnsibleError
 
 from ...module_utils._core.text import sentence

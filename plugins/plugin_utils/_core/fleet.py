@@ -4,8 +4,6 @@ PRIVATE to the collection. An argument such as `hosts | map('extract', hostvars,
 registered into the task; here an action takes what it asks for.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ansible.errors import AnsibleError

@@ -6,8 +6,6 @@ run on another host. Each module of this collection has a guarded action (meta/r
 node answers is refused by the next of them.
 """
 
-from __future__ import annotations
-
 import functools
 import pathlib
 

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 from xml.etree import ElementTree  # only written, never parsed
 

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure.
 """
 
-from __future__ import annotations
-
 from ansible.module_utils.common.validation import check_type_list
 
 from ...module_utils._device_plugin import config, dra

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure: a document in, text out.
 """
 
-from __future__ import annotations
-
 import difflib
 
 from .._core import junit as xml

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure; runs on the controller. docs/schemas/results-1.json describes the document.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from ...module_utils._core.change import Finding

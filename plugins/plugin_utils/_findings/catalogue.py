@@ -3,8 +3,6 @@
 PRIVATE to the collection. `diagnosis` matches checks against CATALOGUE; docs/failures.md is generated from DOCUMENT.
 """
 
-from __future__ import annotations
-
 import pathlib
 import re
 from collections.abc import Iterable, Sequence

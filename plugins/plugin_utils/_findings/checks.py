@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure; runs on the controller. A check is a Finding as
 (passed, failed, not_verified or unused); a fabric check that moved data also has figures.
 """
 
-from __future__ import annotations
-
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import runnable
 

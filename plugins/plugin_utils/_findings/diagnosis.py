@@ -7,8 +7,6 @@ in the order of the catalogue is the root. What the root explains is listed bene
 beside it: an unrelated second fault is not called a consequence.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import re

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure; runs on the controller.
 """
 
-from __future__ import annotations
-
 from ...module_utils.hca import gpu_initiated as facts_of
 
 _WRITE = "run playbooks/host.yml -e kernel_modules_gpu_initiated=write, which asks for the reboot too"

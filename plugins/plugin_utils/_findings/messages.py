@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure; runs on the controller.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -3,8 +3,6 @@
 Note that this module util is private to the collection. It can have breaking changes at any time.
 """
 
-from __future__ import annotations
-
 import textwrap
 
 from ...module_utils._core.text import alike, clean, in_a_line, of_nodes

@@ -4,8 +4,6 @@ PRIVATE to the collection. `files` and `plan` are pure. A path is relative to th
 the role's name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -11,8 +11,6 @@ Sources
   kernel shows for EDR and later is the data rate). Packet headers: volume 1, and Annex A17 (RoCE v2).
 """
 
-from __future__ import annotations
-
 import statistics
 
 # Payload of a memory write. Most root ports allow 256; the facts do not include it.

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure; runs on the controller. The document is described by docs/schemas/results-1.json.
 """
 
-from __future__ import annotations
-
 import bisect
 import statistics
 from typing import Optional

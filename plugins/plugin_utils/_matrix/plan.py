@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure; runs on the controller. Peers are found as in _verify.pairs: by rail index and network.
 """
 
-from __future__ import annotations
-
 import math
 
 from ...module_utils._core import text

@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure; runs on the controller. The pods are those of _
 once, `workload` where there is one rail, `host` for soft-RoCE, which does no verbs in a pod's own namespace.
 """
 
-from __future__ import annotations
-
 from ...module_utils._kube import pod_probe
 from ...module_utils._kube import pods as kube_pods
 from .._core.addresses import netaddr

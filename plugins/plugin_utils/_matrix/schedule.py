@@ -7,8 +7,6 @@ share something, a PCIe link or the processor of a software HCA, first fit puts 
 fit never needs more than 2d - 1 rounds, d being the most pairs that one shared resource takes part in.
 """
 
-from __future__ import annotations
-
 from typing import Optional
 
 from .._verify.pairs import book

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Runs on the controller.
 """
 
-from __future__ import annotations
-
 from ...module_utils._core.text import count, four_facts
 from .._core import fleet, terminal
 from .._verify import cluster, pairs

@@ -6,8 +6,6 @@ operator (kubeflow.org/v2beta1), which this collection does not install. Evidenc
 run either.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

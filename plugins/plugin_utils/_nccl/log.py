@@ -5,8 +5,6 @@ net_ib/init.cc; src/transport/net.cc; src/init.cc) and of nccl-tests (src/common
 mpirun --tag-output.
 """
 
-from __future__ import annotations
-
 import re
 
 from ...module_utils._core import text as core_text

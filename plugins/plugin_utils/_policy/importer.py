@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure; runs on the controller. Kinds and fields are th
 mellanox.com/v1alpha1 and of nv-ipam.nvidia.com/v1alpha1 (docs/nicclusterpolicy.md names the versions).
 """
 
-from __future__ import annotations
-
 import re
 
 from ...module_utils._core import text as core_text

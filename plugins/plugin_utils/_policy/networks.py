@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure; runs on the controller.
 """
 
-from __future__ import annotations
-
 import json
 
 from ...module_utils._cni import address_pool

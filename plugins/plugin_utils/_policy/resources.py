@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure; runs on the controller.
 """
 
-from __future__ import annotations
-
 from ...module_utils._core import text
 from ...module_utils._device_plugin import config
 from .networks import as_mapping

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure; runs on the controller.
 """
 
-from __future__ import annotations
-
 from ...module_utils._core import text
 from .networks import DEVICE_PREFIX, as_mapping
 from .page import LEFT_OUT, TAKEN, WRONG, Page, short

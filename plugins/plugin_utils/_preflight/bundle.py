@@ -6,8 +6,6 @@ the bundle does not bring), wheels (the folder of the device plugin's libraries,
 its index).
 """
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure; runs on the controller. The byte on the wire, T
 DSCP << 2 | ECN; the switch and the NIC choose the priority by its DSCP.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure; runs on the controller. Every port comes from t
 moves RDMA past the kernel, so no firewall of the node sees it; a software one (soft-RoCE) sends UDP through it.
 """
 
-from __future__ import annotations
-
 import functools
 
 from ...module_utils._core import text as core_text

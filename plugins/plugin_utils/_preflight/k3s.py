@@ -8,8 +8,6 @@ server_addresses {host of servers: (k3s_node_ip, ansible_host)} where servers sh
 the run comes in the same form: what concerns the cluster is decided from all servers of the inventory.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Iterable, Sequence

@@ -6,8 +6,6 @@ node; then its spec is empty and Multus reads the configuration of the same name
 (confDir, Kubernetes Network Custom Resource Definition De-facto Standard, 4.1.1).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -6,8 +6,6 @@ for, in the order of the roles, and everything that is wrong with any node comes
 k3s, networks, firewall, runtime}, or with `lost` or `failure`, which say why it was not read.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

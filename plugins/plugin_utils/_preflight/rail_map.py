@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure. Rails that discovery_rails names are the operator's: they are not compared.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

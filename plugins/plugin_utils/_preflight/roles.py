@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure; runs on the controller. Roles whose planner is 
 networks) are not here.
 """
 
-from __future__ import annotations
-
 import re
 
 from ...module_utils._core import text as core_text

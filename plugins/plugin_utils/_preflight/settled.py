@@ -3,8 +3,6 @@
 PRIVATE to the collection. Runs on the controller.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping

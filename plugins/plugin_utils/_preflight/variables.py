@@ -4,8 +4,6 @@ PRIVATE to the collection. Runs on the controller. The argument specs of the rol
 else repeats one.
 """
 
-from __future__ import annotations
-
 import functools
 import pathlib
 from collections.abc import Callable, Mapping

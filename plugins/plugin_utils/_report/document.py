@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure.
 """
 
-from __future__ import annotations
-
 from typing import Any, Optional
 
 from ...module_utils._core.change import Finding

@@ -3,8 +3,6 @@
 PRIVATE to the collection.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

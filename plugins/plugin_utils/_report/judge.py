@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure. Levels, best first: ok, open (nothing failed, something is not proven or pending), bad.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...module_utils._core.text import count

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure. Nested lists; the style sheet draws them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Optional
 

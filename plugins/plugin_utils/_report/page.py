@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure: the same document gives the same bytes. What is
 stands in templates/.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

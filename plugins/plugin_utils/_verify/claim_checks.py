@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks.
 """
 
-from __future__ import annotations
-
 from ...module_utils._core import text as core_text
 from ...module_utils._device_plugin.dra import DRIVER, PCIE_ROOT, class_of
 from ...module_utils._kube import dra, pods

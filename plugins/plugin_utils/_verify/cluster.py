@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure; runs on the controller.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from .._core.rails import dra_rails, network_rails

@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure; runs on the controller. Checks have the form of
 checks; a missing object is not a fault.
 """
 
-from __future__ import annotations
-
 import json
 
 from ...module_utils._core import text as core_text

@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure; runs on the controller. A check passes, or is n
 driver, but no pod of this node can use GPUs and HCAs together.
 """
 
-from __future__ import annotations
-
 from ...module_utils._kube import pods as kube_pods
 from ...module_utils.hca import pci
 from .._findings import gpu_initiated

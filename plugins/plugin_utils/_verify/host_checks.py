@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure; runs on the controller. A check is a mapping wi
 not_verified or unused), wanted, seen and next_step; a fabric check that moved data also has figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from ...module_utils._core import text as core_text

@@ -5,8 +5,6 @@ of one node is cabled to rail i of the next. Each rail's nodes form a chain, so 
 of one test fewer than there are nodes.
 """
 
-from __future__ import annotations
-
 from .._core import fleet
 from .._core.addresses import address as address_of
 from .._core.addresses import netaddr

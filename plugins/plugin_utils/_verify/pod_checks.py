@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure; runs on the controller. Checks have the form of
 something that could not be tried, never counts as a pass.
 """
 
-from __future__ import annotations
-
 import json
 
 from ...module_utils._cni import nad_lint, node_lint

@@ -3,8 +3,6 @@
 PRIVATE to the collection. Pure; runs on the controller.
 """
 
-from __future__ import annotations
-
 import posixpath
 
 from ...module_utils._cni import nad_lint, node_lint

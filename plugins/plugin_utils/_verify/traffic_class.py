@@ -4,8 +4,6 @@ PRIVATE to the collection. Pure; runs on the controller. An idle fabric carries 
 so bytes by priority are judged, not Gb/s. Counters are those of the port: traffic of others is in them.
 """
 
-from __future__ import annotations
-
 import shlex
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The wrapper alone: an exit code is an answer only where this very run has reache
 change anything, what is let through, and that drift compares all that site applies.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -5,8 +5,6 @@ started than with an honest node2, and what is decided for node1 stays, but for 
 does the same to whole playbooks.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The roles of the host layer as a play: a captured node's tree, this machine's Python, no SSH."""
 
-from __future__ import annotations
-
 import json
 import os
 

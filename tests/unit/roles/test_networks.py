@@ -1,7 +1,5 @@
 """The role networks: its manifests; and as a play over laid-out nodes, with a double of `k3s kubectl`."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

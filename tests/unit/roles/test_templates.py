@@ -3,8 +3,6 @@
 And the systemd units of roles and modules: confined as far as their work allows, and none is forgotten.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import os

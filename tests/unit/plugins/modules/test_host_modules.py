@@ -1,7 +1,5 @@
 """The changing modules of the host layer, as Ansible runs them (processes below a captured root), and their seams."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """sriov_vfs as Ansible runs it: a process below a laid-out tree."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

@@ -1,7 +1,5 @@
 """What all of the controller's packages share: netaddr, variables of a fleet, JUnit that Jenkins' schema takes."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """From task results to verdicts, and from the drift document to its four forms."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from xml.etree import ElementTree as ET

@@ -1,7 +1,5 @@
 """The plan of a k3s cluster: what is decided, and what is refused before anything changes (K of docs/failures.md)."""
 
-from __future__ import annotations
-
 import copy
 import pathlib
 import re

@@ -1,7 +1,5 @@
 """CNI on a node, objects of Multus and Flannel, NetworkAttachmentDefinitions: each planted fault and its finding."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

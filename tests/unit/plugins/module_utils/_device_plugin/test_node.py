@@ -1,7 +1,5 @@
 """The device plugin on a node: rivals, files, wheels, sockets; its configuration; nodes that serve over DRA."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pathlib

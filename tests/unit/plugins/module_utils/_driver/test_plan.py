@@ -1,7 +1,5 @@
 """The driver's plan: what is read of the disk, what is installed, removed, built and held, and by which commands."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The netns mode and LimitMEMLOCK: who else sets them, what needs a reboot or restart, what a container could lock."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pwd

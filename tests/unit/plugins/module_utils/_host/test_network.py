@@ -1,7 +1,5 @@
 """MTU, link-up and RoCE settings by PCI address or MAC; rules of ufw and firewalld, and whether a port answers."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """ACS at boot: what is written where, what is refused, and the way back."""
 
-from __future__ import annotations
-
 import functools
 import json
 

@@ -1,7 +1,5 @@
 """gather() as a whole, and below it the tree: files that no link leads out of, answers that no file gives."""
 
-from __future__ import annotations
-
 import collections
 import errno
 import json

@@ -1,7 +1,5 @@
 """Module files, packages and the driver; modprobe.d and units; the netns mode; the limits of services."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import struct
