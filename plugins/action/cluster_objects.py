@@ -56,4 +56,5 @@ def render(args: dict) -> dict:
     if findings:
         raise Refused(findings)
     kept = {name: args[name] for name in PART if name in args}
-    return {"part": kept, "rendered": planner.rendered(part), **result(Plan(), [])}
+    rendered = [item for stage in planner.stages(part["wanted"]) for item in stage]
+    return {"part": kept, "rendered": rendered, **result(Plan(), [])}
