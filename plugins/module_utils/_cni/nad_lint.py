@@ -1,7 +1,7 @@
 """Problems in NetworkAttachmentDefinitions, checked against the nodes they are for.
 
-PRIVATE to the collection. Pure; standard library only. Most of these mistakes show up only when a pod hangs in
-ContainerCreating, or as lost packets.
+Pure; standard library only. Most of these mistakes show up only when a pod hangs in ContainerCreating, or as lost
+packets.
 """
 
 from __future__ import annotations

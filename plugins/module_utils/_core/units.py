@@ -1,7 +1,4 @@
-"""Unit files and daemon-reload: both or neither; units start only after a reload.
-
-PRIVATE to the collection.
-"""
+"""Unit files and daemon-reload: both or neither; units start only after a reload."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """config.json of the device plugin, built from the role's variables and a node's rails.
 
-PRIVATE to the collection. Pure; runs on the controller.
+Pure; runs on the controller.
 """
 
 from __future__ import annotations

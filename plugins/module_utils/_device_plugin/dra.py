@@ -1,7 +1,4 @@
-"""Shared RDMA over DRA as objects of a cluster: classes of devices, and what a node's plugin may do.
-
-PRIVATE to the collection. Pure.
-"""
+"""Shared RDMA over DRA as objects of a cluster: classes of devices, and what a node's plugin may do. Pure."""
 
 from __future__ import annotations
 

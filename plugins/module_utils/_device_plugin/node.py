@@ -1,6 +1,6 @@
 """The device plugin as a service on a node: reads its state, applies what _device_plugin.plan decided.
 
-PRIVATE to the collection. Standard library only; runs on the node.
+Standard library only; runs on the node.
 """
 
 from __future__ import annotations

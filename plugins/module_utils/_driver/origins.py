@@ -1,7 +1,7 @@
 """Where installed packages came from, as apt and dnf know it.
 
-PRIVATE to the collection. `read` asks the package manager, which lists for each package the repositories that offer the
-installed version and others; the parsers are pure.
+`read` asks the package manager, which lists for each package the repositories that offer the installed version and
+others; the parsers are pure.
 """
 
 from __future__ import annotations

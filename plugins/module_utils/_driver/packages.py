@@ -1,7 +1,6 @@
 """apt and dnf for a driver stack: files, package names, command lines.
 
-PRIVATE to the collection. Pure. The apt path runs in the lab; the dnf path is only rendered and compared, because no
-RPM system runs there.
+Pure. The apt path runs in the lab; the dnf path is only rendered and compared, because no RPM system runs there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What has to be installed, removed, pinned and built so that a node has the wanted driver on disk.
 
-PRIVATE to the collection. Pure: state and options in, Plan out, in execution order. Loading the
-driver is the gate's job.
+Pure: state and options in, Plan out, in execution order. Loading the driver is the gate's job.
 """
 
 from __future__ import annotations

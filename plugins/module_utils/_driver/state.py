@@ -1,6 +1,6 @@
 """Driver stacks on a node's disk: packages, our repository files, headers, DKMS builds.
 
-PRIVATE to the collection. Reads files below a root; the only command is `dkms status`, where it exists.
+Reads files below a root; the only command is `dkms status`, where it exists.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Trial of a driver installation before it touches the node.
 
-PRIVATE to the collection. In a folder of its own, with the node's sources plus the new one: apt-get --simulate or
-dnf --assumeno say what would be installed and removed, the signature is checked, and the real dkms builds the base
-module. So a wrong key, a missing version or a failing build does not cost the node its driver.
+In a folder of its own, with the node's sources plus the new one: apt-get --simulate or dnf --assumeno say what would be
+installed and removed, the signature is checked, and the real dkms builds the base module. So a wrong key, a missing
+version or a failing build does not cost the node its driver.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Order of package versions, as dpkg compares them (deb-version(7)). RPM versions without `^` compare the same.
-
-PRIVATE to the collection.
-"""
+"""Order of package versions, as dpkg compares them (deb-version(7)). RPM versions without `^` compare the same."""
 
 from __future__ import annotations
 

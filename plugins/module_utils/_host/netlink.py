@@ -1,7 +1,7 @@
 """Set the RDMA subsystem's network namespace mode over netlink, as `rdma system set netns` does.
 
-PRIVATE to the collection. iproute2 on older nodes has no `rdma system`, so the one message is built here. Numbers are
-those of include/uapi/rdma/rdma_netlink.h and include/uapi/linux/netlink.h; they are kernel ABI.
+iproute2 on older nodes has no `rdma system`, so the one message is built here. Numbers are those of
+include/uapi/rdma/rdma_netlink.h and include/uapi/linux/netlink.h; they are kernel ABI.
 """
 
 from __future__ import annotations

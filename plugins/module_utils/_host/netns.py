@@ -1,7 +1,4 @@
-"""The RDMA subsystem's network namespace mode: running, and at boot.
-
-PRIVATE to the collection. Pure: facts and options in, Plan out.
-"""
+"""The RDMA subsystem's network namespace mode: running, and at boot. Pure: facts and options in, Plan out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """MTU and link state of single NICs, and routes by source for rails that share a subnet: now and at boot.
 
-PRIVATE to the collection. Pure: facts and options in, Plan out. NICs are keyed by what does not change, PCI address or
-MAC. At boot units with a small script do it, never a .link file: udev applies the first .link file that matches, so
-ours would replace the naming policy and rename the NIC, and the node might not come back.
+Pure: facts and options in, Plan out. NICs are keyed by what does not change, PCI address or MAC. At boot units with a
+small script do it, never a .link file: udev applies the first .link file that matches, so ours would replace the naming
+policy and rename the NIC, and the node might not come back.
 """
 
 from __future__ import annotations

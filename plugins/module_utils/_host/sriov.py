@@ -1,7 +1,7 @@
 """How many virtual functions each port has, now and at boot.
 
-PRIVATE to the collection. Pure: what sysfs says and what is wanted in, Plan out. The kernel changes the number only
-from or to zero, so a new number removes existing VFs first, even those in use.
+Pure: what sysfs says and what is wanted in, Plan out. The kernel changes the number only from or to zero, so a new
+number removes existing VFs first, even those in use.
 
 On InfiniBand a new VF has no GUID and its link is down, whatever its port's is. It gets a GUID from its port's and its
 number, the same at each boot, and follows the port; one that has a GUID keeps it.

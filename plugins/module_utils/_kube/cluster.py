@@ -1,7 +1,4 @@
-"""What a cluster provides to pods: nodes, networks, and their DaemonSets.
-
-PRIVATE to the collection. Reads the API server.
-"""
+"""What a cluster provides to pods: nodes, networks, and their DaemonSets. Reads the API server."""
 
 from __future__ import annotations
 

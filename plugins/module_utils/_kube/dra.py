@@ -1,7 +1,4 @@
-"""DRA on the API server: what it can, which devices our plugin publishes, and who has claimed them.
-
-PRIVATE to the collection.
-"""
+"""DRA on the API server: what it can, which devices our plugin publishes, and who has claimed them."""
 
 from __future__ import annotations
 

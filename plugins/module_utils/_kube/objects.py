@@ -1,6 +1,6 @@
 """Wanted cluster objects compared with the live ones on the API server.
 
-PRIVATE to the collection. Pure: what kubectl read in, Plan out. An object is the dict that `kubectl get -o json` gives.
+Pure: what kubectl read in, Plan out. An object is the dict that `kubectl get -o json` gives.
 """
 
 from __future__ import annotations

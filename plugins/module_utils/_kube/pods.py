@@ -1,7 +1,7 @@
 """The pods that verification runs, and the traffic between them.
 
-PRIVATE to the collection. Pure. Standard library only: the pods are planned on the controller, their traffic on the
-server node, once their addresses are known.
+Pure. Standard library only: the pods are planned on the controller, their traffic on the server node, once their
+addresses are known.
 
 Kinds of pod on each node. `workload`: uid 1000, one resource, one attachment, within the profile `restricted`.
 `claim`: the same with a claim (DRA), where both are served. `aligned`: a claim for a GPU and an HCA at one PCIe root.

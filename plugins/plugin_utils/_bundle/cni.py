@@ -1,7 +1,4 @@
-"""The CNI plugins of a bundle folder: found by name and architecture, checked, extracted from their archives.
-
-PRIVATE to the collection. Runs on the controller.
-"""
+"""The CNI plugins of a bundle folder: found by name and architecture, checked, extracted from their archives."""
 
 import hashlib
 import io

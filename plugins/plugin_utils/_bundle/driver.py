@@ -1,7 +1,4 @@
-"""The HCA driver in a bundle folder: doca-host, a package that holds a whole repository.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
+"""The HCA driver in a bundle folder: doca-host, a package that holds a whole repository. Pure."""
 
 import functools
 import json

@@ -1,7 +1,4 @@
-"""Python libraries that the controller needs beside ansible-core.
-
-PRIVATE to the collection.
-"""
+"""Python libraries that the controller needs beside ansible-core."""
 
 import importlib.util
 import pathlib

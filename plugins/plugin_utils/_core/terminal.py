@@ -1,7 +1,4 @@
-"""Output to the operator's terminal; every plugin of the collection prints through this module.
-
-PRIVATE to the collection. Runs on the controller.
-"""
+"""Output to the operator's terminal; every plugin of the collection prints through this module."""
 
 import shlex
 

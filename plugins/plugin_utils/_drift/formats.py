@@ -1,7 +1,4 @@
-"""A drift document as JUnit XML.
-
-PRIVATE to the collection. Pure: a document in, text out.
-"""
+"""A drift document as JUnit XML. Pure: a document in, text out."""
 
 import difflib
 

@@ -1,6 +1,6 @@
 """What a run in check mode says about drift: from the results of its tasks to one verdict a host.
 
-PRIVATE to the collection. Pure; runs on the controller. docs/schemas/results-1.json describes the document.
+Pure. docs/schemas/results-1.json describes the document.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """The catalogue of failures, catalogue.yml beside this file: the sign, its cause, where to look, and the fix.
 
-PRIVATE to the collection. `diagnosis` matches checks against CATALOGUE; docs/failures.md is generated from DOCUMENT.
+`diagnosis` matches checks against CATALOGUE; docs/failures.md is generated from DOCUMENT.
 """
 
 import pathlib

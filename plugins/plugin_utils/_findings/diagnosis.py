@@ -1,6 +1,6 @@
 """Trace failed checks back to the one failure of the catalogue that explains them.
 
-PRIVATE to the collection. Pure; runs on the controller.
+Pure.
 
 For each host: the failures whose signs its checks show; of those, the ones that no other explains; of these, the first
 in the order of the catalogue is the root. What the root explains is listed beneath it. What nothing explains is listed

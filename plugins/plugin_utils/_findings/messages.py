@@ -1,6 +1,6 @@
 """Why a pod does not start: the component that said so, in its own words, with cause and fix (catalogue.yml, messages).
 
-PRIVATE to the collection. Pure; runs on the controller.
+Pure.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""One JMESPath expression over the facts of many nodes.
-
-PRIVATE to the collection. Pure.
-"""
+"""One JMESPath expression over the facts of many nodes. Pure."""
 
 import contextlib
 import json

@@ -1,6 +1,6 @@
 """The bandwidth matrix after it ran: what each test should have reached, which did not, and the likely reason.
 
-PRIVATE to the collection. Pure; runs on the controller. The document is described by docs/schemas/results-1.json.
+Pure. The document is described by docs/schemas/results-1.json.
 """
 
 import bisect

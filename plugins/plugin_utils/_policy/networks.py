@@ -1,6 +1,6 @@
 """Network Operator's networks (MacvlanNetwork, IPoIBNetwork, HostDeviceNetwork) and nv-ipam's IPPools, as attachments.
 
-PRIVATE to the collection. Pure; runs on the controller.
+Pure.
 """
 
 import json

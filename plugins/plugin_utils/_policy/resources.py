@@ -1,7 +1,4 @@
-"""config.json of the shared device plugin, as device_plugin_resources, and what its selectors match on nodes.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
+"""config.json of the shared device plugin, as device_plugin_resources, and what its selectors match on nodes. Pure."""
 
 from ...module_utils._core import text
 from ...module_utils._device_plugin import config

@@ -1,6 +1,6 @@
 """The SR-IOV device plugin's config and SriovNetworkNodePolicies, as networks_sriov and networks_sriov_resources.
 
-PRIVATE to the collection. Pure; runs on the controller.
+Pure.
 """
 
 from ...module_utils._core import text

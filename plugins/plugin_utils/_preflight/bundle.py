@@ -1,9 +1,8 @@
 """What a bundle lacks of all that the roles take from it, before any node is touched.
 
-PRIVATE to the collection. Reads the folder on the controller. A node comes as for _preflight.k3s, with `needs`:
-plugins (names of CNI plugins), images (references that the roles deploy), pulled (whether nodes may pull an image that
-the bundle does not bring), wheels (the folder of the device plugin's libraries, or nothing where pip takes them from
-its index).
+Reads the folder on the controller. A node comes as for _preflight.k3s, with `needs`: plugins (names of CNI plugins),
+images (references that the roles deploy), pulled (whether nodes may pull an image that the bundle does not bring),
+wheels (the folder of the device plugin's libraries, or nothing where pip takes them from its index).
 """
 
 import json

@@ -1,7 +1,4 @@
-"""What keeps a node from serving over DRA: the cluster, its kubelet, its container runtime.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
+"""What keeps a node from serving over DRA: the cluster, its kubelet, its container runtime. Pure."""
 
 import re
 

@@ -1,7 +1,4 @@
-"""Everything that is wrong with a host's variables and facts, found before anything changes.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
+"""Everything that is wrong with a host's variables and facts, found before anything changes. Pure."""
 
 import difflib
 import re

@@ -1,9 +1,9 @@
 """Attachments a user asks for, or one a rail, as NetworkAttachmentDefinitions, address pools and node files.
 
-PRIVATE to the collection. Pure; runs on the controller. No two nodes ever hand out the same address: host-local keeps
-its leases on the node, so each node gets a block of its own. One NetworkAttachmentDefinition cannot hold a block a
-node; then its spec is empty and Multus reads the configuration of the same name from a file of the node
-(confDir, Kubernetes Network Custom Resource Definition De-facto Standard, 4.1.1).
+Pure. No two nodes ever hand out the same address: host-local keeps its leases on the node, so each node gets a block of
+its own. One NetworkAttachmentDefinition cannot hold a block a node; then its spec is empty and Multus reads the
+configuration of the same name from a file of the node (confDir, Kubernetes Network Custom Resource Definition De-facto
+Standard, 4.1.1).
 """
 
 import itertools

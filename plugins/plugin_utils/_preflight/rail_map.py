@@ -1,6 +1,6 @@
 """Rail maps: nodes of one product have the same, and a node's own does not change unnoticed.
 
-PRIVATE to the collection. Pure. Rails that discovery_rails names are the operator's: they are not compared.
+Pure. Rails that discovery_rails names are the operator's: they are not compared.
 """
 
 import json

@@ -1,7 +1,6 @@
 """The variables of all roles: their documented options, and their typed values for a host.
 
-PRIVATE to the collection. Runs on the controller. The argument specs of the roles hold every type and default; nothing
-else repeats one.
+The argument specs of the roles hold every type and default; nothing else repeats one.
 """
 
 import functools

@@ -1,7 +1,4 @@
-"""The results document, which docs/schemas/results-1.json describes: telling one, creating one.
-
-PRIVATE to the collection. Pure.
-"""
+"""The results document, which docs/schemas/results-1.json describes: telling one, creating one. Pure."""
 
 from typing import Any, Optional
 

@@ -1,6 +1,6 @@
 """The bandwidth matrix as a heat map that is a table: one row a pair of nodes, one column a rail, figures in the cells.
 
-PRIVATE to the collection. Pure.
+Pure.
 """
 
 from typing import Any

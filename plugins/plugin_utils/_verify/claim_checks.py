@@ -1,6 +1,6 @@
 """What must be true of claims on HCAs (DRA): published, allocated, aligned with a GPU; and why one is Pending.
 
-PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks.
+Pure. Checks have the form of _findings.checks.
 """
 
 from ...module_utils._core import text as core_text

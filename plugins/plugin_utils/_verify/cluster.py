@@ -1,7 +1,4 @@
-"""A cluster as its test pods are planned from and judged by.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
+"""A cluster as its test pods are planned from and judged by. Pure."""
 
 from typing import NamedTuple
 

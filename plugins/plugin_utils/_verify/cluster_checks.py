@@ -1,7 +1,6 @@
 """Faults in a cluster's device plugins, policies, labels and pod network, compared with its nodes.
 
-PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks. Only faults become
-checks; a missing object is not a fault.
+Pure. Checks have the form of _findings.checks. Only faults become checks; a missing object is not a fault.
 """
 
 import json

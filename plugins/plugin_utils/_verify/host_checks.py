@@ -1,7 +1,7 @@
 """What must be true of a node and of the fabric, each as a named check.
 
-PRIVATE to the collection. Pure; runs on the controller. A check is a mapping with id, object, status (passed, failed,
-not_verified or unused), wanted, seen and next_step; a fabric check that moved data also has figures.
+Pure. A check is a mapping with id, object, status (passed, failed, not_verified or unused), wanted, seen and next_step;
+a fabric check that moved data also has figures.
 """
 
 from collections.abc import Collection

@@ -1,7 +1,4 @@
-"""The checks of all hosts from what was seen of nodes, fabric and cluster.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
+"""The checks of all hosts from what was seen of nodes, fabric and cluster. Pure."""
 
 from typing import NamedTuple
 

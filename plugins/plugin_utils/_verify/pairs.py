@@ -1,8 +1,7 @@
 """Which node sends verbs traffic to which, over which rail, and in which round.
 
-PRIVATE to the collection. Pure; runs on the controller. Peers are found by rail index and subnet, never by name: rail i
-of one node is cabled to rail i of the next. Each rail's nodes form a chain, so that every node takes part at the cost
-of one test fewer than there are nodes.
+Pure. Peers are found by rail index and subnet, never by name: rail i of one node is cabled to rail i of the next. Each
+rail's nodes form a chain, so that every node takes part at the cost of one test fewer than there are nodes.
 """
 
 from .._core import fleet

@@ -1,7 +1,6 @@
 """What must be true of a pod that does RDMA, each as a named check; and what prevents RDMA in a user's own pod.
 
-PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks. A figure, or
-something that could not be tried, never counts as a pass.
+Pure. Checks have the form of _findings.checks. A figure, or something that could not be tried, never counts as a pass.
 """
 
 import json

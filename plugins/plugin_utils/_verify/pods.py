@@ -1,7 +1,4 @@
-"""Which test pods a cluster can run.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
+"""Which test pods a cluster can run. Pure."""
 
 import posixpath
 
