@@ -10,10 +10,7 @@ description:
 author:
   - The gpufabric founders (@gpufabric)
 options:
-  _input:
-    description: A path, an address or an option of a command.
-    type: str
-    required: true
+  _input: {description: 'A path, an address or an option of a command.', type: str, required: true}
 """
 
 EXAMPLES = r"""
@@ -23,9 +20,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-_value:
-  description: The value itself.
-  type: str
+_value: {description: The value itself., type: str}
 """
 
 import re

@@ -90,9 +90,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description:
-    - What was fetched, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(object) is
-      a path in the folder; C(before) and C(after) are SHA-256, digest or text.
+  description: What was fetched, or would be in check mode, each with C(object), C(action), C(before) and C(after).
+    C(object) is a path in the folder; C(before) and C(after) are SHA-256, digest or text.
   returned: always
   type: list
   elements: dict

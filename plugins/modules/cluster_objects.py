@@ -36,9 +36,8 @@ options:
     type: list
     elements: dict
   owner:
-    description:
-      - Value of the label C(rdma.gpufabric.io/owner) on each object. Objects with this label that are no longer in
-        O(objects) are deleted.
+    description: Value of the label C(rdma.gpufabric.io/owner) on each object. Objects with this label that are no
+      longer in O(objects) are deleted.
     type: str
   prune_types:
     description:
@@ -68,15 +67,13 @@ options:
     choices: [collection, gitops]
     default: collection
   render:
-    description:
-      - Only return the objects as they would be sent, in RV(rendered), and for O(parts) of another task, in RV(part).
-        Done on the controller; no host is contacted.
+    description: Only return the objects as they would be sent, in RV(rendered), and for O(parts) of another task, in
+      RV(part). Done on the controller; no host is contacted.
     type: bool
     default: false
   bundle:
-    description:
-      - The bundle folder (C(k3s_bundle_dir)), or empty. Each image of O(objects) that it does not bring gets the digest
-        of lock/artifacts.yml; one that the lock does not have stays as it is.
+    description: The bundle folder (C(k3s_bundle_dir)), or empty. Each image of O(objects) that it does not bring gets
+      the digest of lock/artifacts.yml; one that the lock does not have stays as it is.
     type: path
   folder:
     description:
@@ -87,9 +84,8 @@ options:
     type: path
   rendered: {description: 'For O(folder), RV(rendered) of each role. The roles are listed in this order.', type: dict}
   tokens:
-    description:
-      - In place of O(objects), service accounts whose tokens to return in RV(tokens). One is created for each account
-        that has none, and is valid as long as the account exists.
+    description: In place of O(objects), service accounts whose tokens to return in RV(tokens). One is created for each
+      account that has none, and is valid as long as the account exists.
     type: dict
     suboptions:
       namespace: {description: Their namespace., type: str, required: true}
@@ -106,9 +102,8 @@ options:
     type: int
     default: 120
   wait:
-    description:
-      - What to wait for afterwards, even when nothing was changed. A condition that is already met costs no further
-        call.
+    description: What to wait for afterwards, even when nothing was changed. A condition that is already met costs no
+      further call.
     type: list
     elements: dict
     default: []
@@ -130,9 +125,8 @@ options:
         type: bool
         default: false
   wait_later:
-    description:
-      - Whether to wait only for what comes O(wait[].first), and to leave the rest to a later task. RV(pending) says
-        what that is.
+    description: Whether to wait only for what comes O(wait[].first), and to leave the rest to a later task. RV(pending)
+      says what that is.
     type: bool
     default: false
   parts:
@@ -193,9 +187,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description:
-    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The texts
-      are JSON. C(action) is C(create), C(apply) or C(prune).
+  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The
+    texts are JSON. C(action) is C(create), C(apply) or C(prune).
   returned: always
   type: list
   elements: dict

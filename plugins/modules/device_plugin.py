@@ -42,15 +42,13 @@ options:
     default: ""
   kubelet_root: {description: The kubelet's C(--root-dir)., type: str, default: /var/lib/kubelet}
   api:
-    description:
-      - By which API the plugin serves; the config is checked for it.
+    description: By which API the plugin serves; the config is checked for it.
     type: str
     choices: [device-plugin, dra, both]
     default: device-plugin
   api_server:
-    description:
-      - For a plugin that serves over DRA, how it reaches the API server. Without it the plugin has no kubeconfig, and
-        one of an earlier run is removed, with the token beside it.
+    description: For a plugin that serves over DRA, how it reaches the API server. Without it the plugin has no
+      kubeconfig, and one of an earlier run is removed, with the token beside it.
     type: dict
     suboptions:
       kubeconfig:
@@ -66,23 +64,15 @@ options:
       - For V(sole), whether DaemonSets that this collection did not apply may be deleted.
     type: bool
   replaced:
-    description:
-      - For V(sole), namespace and name, as V(kube-system/rdma-shared-dp-ds), of the DaemonSet that will be applied. One
-        of this name is left to be replaced. Empty when none is wanted.
+    description: For V(sole), namespace and name, as V(kube-system/rdma-shared-dp-ds), of the DaemonSet that will be
+      applied. One of this name is left to be replaced. Empty when none is wanted.
     type: str
     default: ""
   kubectl: {description: 'For V(sole), the kubectl command.', type: list, elements: str, default: [k3s, kubectl]}
-  timeout_seconds:
-    description: For V(sole), how long to wait for their pods to terminate.
-    type: int
-    default: 120
-  code_sha256:
-    description:
-      - Checksum of the code file. Filled by the action plugin.
-    type: str
+  timeout_seconds: {description: 'For V(sole), how long to wait for their pods to terminate.', type: int, default: 120}
+  code_sha256: {description: Checksum of the code file. Filled by the action plugin., type: str}
   wheels:
-    description:
-      - Rows of C(lock/artifacts.yml). Filled by the action plugin.
+    description: Rows of C(lock/artifacts.yml). Filled by the action plugin.
     type: list
     elements: dict
     default: []

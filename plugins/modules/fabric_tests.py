@@ -48,8 +48,7 @@ options:
     type: bool
     default: false
   networks_directory:
-    description:
-      - For V(read), where Multus reads network configurations. If set, RV(networks) is returned.
+    description: For V(read), where Multus reads network configurations. If set, RV(networks) is returned.
     type: path
   rounds: {description: "For V(started), this node's part of each round.", type: list, elements: dict, default: []}
   listen:
@@ -58,9 +57,8 @@ options:
     elements: dict
     default: []
   ask:
-    description:
-      - For V(probed), what to ask, all at the same time, each with C(protocol) (V(tcp), V(udp) or V(ping)), C(address)
-        and C(port). All further keys are returned as they are.
+    description: For V(probed), what to ask, all at the same time, each with C(protocol) (V(tcp), V(udp) or V(ping)),
+      C(address) and C(port). All further keys are returned as they are.
     type: list
     elements: dict
     default: []

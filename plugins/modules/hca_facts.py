@@ -485,9 +485,8 @@ ansible_facts:
           returned: always
 forks: {description: 'Processes that were started, 0 on Debian.', returned: without O(capture), type: int}
 fixture:
-  description:
-    - The node as one dictionary with the keys name, about, provenance, seams, links, files, binary, errors, modes,
-      mtimes, directories and repeat; keys without content are left out.
+  description: The node as one dictionary with the keys name, about, provenance, seams, links, files, binary, errors,
+    modes, mtimes, directories and repeat; keys without content are left out.
   returned: with O(capture)
   type: dict
   sample:

@@ -22,16 +22,14 @@ author:
   - The gpufabric founders (@gpufabric)
 options:
   sources:
-    description:
-      - Files that the images contain. For a missing file the modification time of its directory counts, which is that
-        of its removal or later.
+    description: Files that the images contain. For a missing file the modification time of its directory counts, which
+      is that of its removal or later.
     type: list
     elements: path
     default: [/etc/modprobe.d/zz-gpufabric-rdma.conf]
   stale:
-    description:
-      - Images known to be stale, as RV(gpufabric.rdma.rdma_netns#module:stale_images) returns them. In check
-        mode no file age shows what a write would have made stale.
+    description: Images known to be stale, as RV(gpufabric.rdma.rdma_netns#module:stale_images) returns them. In check
+      mode no file age shows what a write would have made stale.
     type: list
     elements: path
     default: []

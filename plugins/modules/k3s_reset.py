@@ -22,14 +22,12 @@ extends_documentation_fragment:
   - gpufabric.rdma.changing.root
 options:
   allowed:
-    description:
-      - Whether the node's part of the cluster may go. Without a value it fails and names what would go, where there is
-        anything; C(false) only says so, as check mode does.
+    description: Whether the node's part of the cluster may go. Without a value it fails and names what would go, where
+      there is anything; C(false) only says so, as check mode does.
     type: bool
   volumes:
-    description:
-      - Whether the local volumes of pods, below C(/var/lib/rancher/k3s/storage), go too. Without a value it fails where
-        there are any.
+    description: Whether the local volumes of pods, below C(/var/lib/rancher/k3s/storage), go too. Without a value it
+      fails where there are any.
     type: bool
   ask:
     description: Whether an O(allowed) or O(volumes) without a value is refused. Not set, check mode does not ask.

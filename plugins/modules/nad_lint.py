@@ -33,16 +33,14 @@ options:
     description: Variables C(networks_*); what they make is returned and linted in place of O(objects).
     type: dict
   nodes:
-    description:
-      - The nodes, each with C(host) and as C(networks) what M(gpufabric.rdma.node_facts) returned, or with its
-        C(netdevs), C(routes) and C(files). For O(variables) with C(number) (of its address block) and C(rails) too.
+    description: The nodes, each with C(host) and as C(networks) what M(gpufabric.rdma.node_facts) returned, or with its
+      C(netdevs), C(routes) and C(files). For O(variables) with C(number) (of its address block) and C(rails) too.
     type: list
     elements: dict
     required: true
   cluster:
-    description:
-      - C(pod_cidrs), C(service_cidrs), C(shared_resources), C(device_resources), C(pods_per_node) and
-        C(forbidden_masters_allowed). What is omitted is not checked.
+    description: C(pod_cidrs), C(service_cidrs), C(shared_resources), C(device_resources), C(pods_per_node) and
+      C(forbidden_masters_allowed). What is omitted is not checked.
     type: dict
     default: {}
   device_plugin_resources:

@@ -24,10 +24,7 @@ options:
     description: Whether to gather the facts of M(gpufabric.rdma.hca_facts). O(probe) needs them in any case.
     type: bool
     default: true
-  software_hcas:
-    description: Whether soft-RoCE and siw devices count as HCAs.
-    type: bool
-    default: false
+  software_hcas: {description: Whether soft-RoCE and siw devices count as HCAs., type: bool, default: false}
   k3s:
     description: Read program, image archives, services, addresses, routes, SELinux and other Kubernetes distributions.
     type: dict
@@ -63,17 +60,14 @@ options:
     type: bool
     default: false
   settled:
-    description:
-      - Options of tasks of modules, to read in one call what they would change.
+    description: Options of tasks of modules, to read in one call what they would change.
     type: dict
     suboptions:
       node_files:
         description: Options of M(gpufabric.rdma.node_files) by any name, such as that of the role.
         type: dict
         default: {}
-      cni_plugins:
-        description: Options C(binaries) and C(directory) of M(gpufabric.rdma.cni_plugins).
-        type: dict
+      cni_plugins: {description: Options C(binaries) and C(directory) of M(gpufabric.rdma.cni_plugins)., type: dict}
       k3s_node:
         description: Options of M(gpufabric.rdma.k3s_node).
         type: dict
@@ -135,10 +129,7 @@ ansible_facts:
   description: The facts as M(gpufabric.rdma.hca_facts) returns them.
   returned: with O(facts)
   type: dict
-hostname:
-  description: The node's host name in lower case, or empty.
-  returned: success
-  type: str
+hostname: {description: 'The node''s host name in lower case, or empty.', returned: success, type: str}
 system_uuid:
   description: What a kubelet on this machine reports as its system UUID, or empty.
   returned: success

@@ -22,17 +22,15 @@ author:
   - The gpufabric founders (@gpufabric)
 options:
   acs:
-    description:
-      - V(topology) sets the parameter that the node's topology needs and its kernel has. V(report) sets none, and
-        removes what V(topology) has set.
+    description: V(topology) sets the parameter that the node's topology needs and its kernel has. V(report) sets none,
+      and removes what V(topology) has set.
     type: str
     choices: [report, topology]
     default: report
   read_request:
-    description:
-      - MaxReadReq in bytes of the functions through which the rails reach their GPUs, set now and by a rule of udev
-        whenever a driver is bound, with C(setpci) of the package pciutils. A reset of the function undoes it; without
-        the option the rule is removed and the running values stay.
+    description: MaxReadReq in bytes of the functions through which the rails reach their GPUs, set now and by a rule of
+      udev whenever a driver is bound, with C(setpci) of the package pciutils. A reset of the function undoes it;
+      without the option the rule is removed and the running values stay.
     type: int
     choices: [4096]
 """

@@ -26,8 +26,7 @@ author:
   - The gpufabric founders (@gpufabric)
 options:
   settings:
-    description:
-      - The NICs and their settings.
+    description: The NICs and their settings.
     type: list
     elements: dict
     default: []

@@ -31,8 +31,7 @@ options:
       - No file can override the kernel command line, so the module always fails on it.
     type: bool
   retry_seconds:
-    description:
-      - How long to wait for short-lived units (systemd-hostnamed and the like) that hold a network namespace.
+    description: How long to wait for short-lived units (systemd-hostnamed and the like) that hold a network namespace.
     type: int
     default: 35
 seealso:

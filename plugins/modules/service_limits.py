@@ -22,8 +22,7 @@ author:
   - The gpufabric founders (@gpufabric)
 options:
   services:
-    description:
-      - Names of the services, without C(.service).
+    description: Names of the services, without C(.service).
     type: list
     elements: str
     default: [k3s, k3s-agent, containerd]
