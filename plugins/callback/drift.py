@@ -25,7 +25,7 @@ from ansible.plugins.callback import CallbackBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats, verdicts
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts
 
 OURS = "gpufabric.rdma."
 # Only its results are marks: what else holds their keys is an answer of a node.
@@ -131,7 +131,7 @@ def _task(result) -> verdicts.Task:
 
 
 def summary(document: dict) -> str:
-    lines = [f"Drift: {formats.title(document['verdict'])}"]
+    lines = [f"Drift: {verdicts.title(document['verdict'])}"]
     for hosts, (verdict, differences, reasons) in core_text.alike(
         (
             host["host"],
@@ -140,7 +140,7 @@ def summary(document: dict) -> str:
         for host in document["hosts"]
     ):
         count = core_text.count(len(differences), "difference")
-        lines.append(f"  {core_text.of_nodes(hosts)}: {formats.title(verdict)}, {count}")
+        lines.append(f"  {core_text.of_nodes(hosts)}: {verdicts.title(verdict)}, {count}")
         lines += [f"    {text}" for text in [*differences, *reasons]]
     return "\n".join(lines)
 
@@ -150,7 +150,7 @@ def write_reports(document: dict, settings: dict) -> None:
     verdict = json.dumps(verdicts.verdict_of(document, settings["run"]), indent=2) + "\n"
     texts = {
         "json_file": json.dumps(document, indent=2) + "\n",
-        "junit_file": formats.junit(document),
+        "junit_file": verdicts.junit(document),
         "verdict_file": verdict,
     }
     for name, text in texts.items():

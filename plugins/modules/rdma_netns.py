@@ -74,8 +74,7 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netlink import set_netns_mode
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan, set_netns_mode
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams

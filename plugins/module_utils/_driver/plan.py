@@ -10,7 +10,7 @@ import re
 from .._core.change import Plan, kernel_out_of_reach
 from ..hca.driver import DOCA, INBOX, MLNX_OFED, UBUNTU_ARCHIVE
 from . import dkms, keys, packages
-from .versions import compare, satisfies
+from .packages import compare, satisfies
 
 _FROM_REPOSITORY = (DOCA, MLNX_OFED)
 BASE_DKMS = {packages.APT: "mlnx-ofed-kernel", packages.DNF: "mlnx-ofa_kernel"}

@@ -19,7 +19,6 @@ from .._core.change import Refused
 from .._core.files import write
 from . import dkms, keys, packages
 from .plan import BASE_DKMS
-from .versions import compare, satisfies
 
 Run = Callable[..., tuple[int, str, str]]
 _KEY_TROUBLE = re.compile(
@@ -176,7 +175,7 @@ class AptTrial(Trial):
         _code, out, _error = self._apt("apt-cache", "show", name, *options)
         stanzas = [dict(re.findall(r"^(\w+): (.*)", stanza, re.MULTILINE)) for stanza in out.split("\n\n")]
         offered = {row["Version"]: row.get("SHA256", "none") for row in stanzas if row.get("Package") == name}
-        fitting = [other for other in offered if not version or satisfies(other, version)]
+        fitting = [other for other in offered if not version or packages.satisfies(other, version)]
         if not fitting:
             raise Refused.because(
                 f"package {name}",
@@ -184,7 +183,7 @@ class AptTrial(Trial):
                 f"the repository offers {', '.join(sorted(offered)) or 'no such package'}",
                 "correct driver_version or driver_repository_url; they must match",
             )
-        chosen = max(fitting, key=functools.cmp_to_key(compare))
+        chosen = max(fitting, key=functools.cmp_to_key(packages.compare))
         if sha256 and offered[chosen] != sha256:
             raise Refused.because(
                 f"package {name} {chosen}",

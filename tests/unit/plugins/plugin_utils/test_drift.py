@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats, verdicts
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 DEFINED = json.loads((ROOT / "docs/schemas/results-1.json").read_text())["$defs"]
@@ -188,7 +188,7 @@ def test_junit_has_a_suite_a_host_whose_counts_are_its_cases():
     record.unreachable(hosts[-1], NETNS, {"msg": "away"})
     for name in hosts:
         record.end(name)
-    suites = {suite.get("name"): suite for suite in ET.fromstring(formats.junit(record.document(AT)))}
+    suites = {suite.get("name"): suite for suite in ET.fromstring(verdicts.junit(record.document(AT)))}
     counts = {name: f"{suite.get('failures')} {suite.get('errors')}" for name, suite in suites.items()}
     assert counts == dict(zip(hosts, ("0 0", "2 0", "1 0", "0 1", "0 1")))
     plain, second = suites["drifted"].findall(".//failure")
