@@ -13,8 +13,7 @@ description:
   - Forces every task of that playbook into check mode, even one that opts out of it, and fails a task whose action is
     not known to respect check mode.
   - Writes the reports and the verdict file at the end of the run; writes none if a host has not finished.
-author:
-  - The gpufabric founders (@gpufabric)
+author: The gpufabric founders (@gpufabric)
 """
 
 import datetime

@@ -7,8 +7,7 @@ version_added: 0.1.0
 description:
   - Returns the value if systemd takes it for one word without a special meaning, and fails otherwise.
   - Blanks, quotes, C($), C(%) and line breaks are refused. systemd quotes differently in each setting.
-author:
-  - The gpufabric founders (@gpufabric)
+author: The gpufabric founders (@gpufabric)
 options:
   _input: {description: 'A path, an address or an option of a command.', type: str, required: true}
 """

@@ -19,10 +19,8 @@ description:
   - If a disruption budget forbids an eviction, it is retried until O(timeout_seconds) have passed; then the module
     fails and names the pods. The node stays cordoned.
   - Runs where O(kubectl) runs; for O(state=settled) that is a server of the cluster.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing]
+author: The gpufabric founders (@gpufabric)
 options:
   name: {description: Name of the node in the cluster., type: str, required: true}
   state:

@@ -21,10 +21,8 @@ description:
   - With O(tokens) it creates tokens of service accounts instead. Their task needs C(no_log).
   - Nodes, namespaces and custom resource definitions are never deleted. Nodes and namespaces get no owner label,
     because others create them too.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing]
+author: The gpufabric founders (@gpufabric)
 options:
   objects:
     description:

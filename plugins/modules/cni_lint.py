@@ -13,10 +13,8 @@ description:
     the plugins and IPAM plugins that they and O(networks) name, leftovers of interrupted writes, Multus' socket, and
     the kernel settings of the pod network. Changes nothing and does not fail for what it finds.
   - Also lints the objects that run Flannel and Multus, if given.
-extends_documentation_fragment:
-  - gpufabric.rdma.reading
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.reading]
+author: The gpufabric founders (@gpufabric)
 options:
   conf_directory: {description: Where Multus writes its configuration., type: path, default: /etc/cni/net.d}
   plugin_directory: {description: Where the roles put the plugins., type: path, default: /opt/cni/bin}

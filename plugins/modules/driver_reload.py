@@ -12,10 +12,8 @@ description:
   - A reload unloads the modules of the stack, loads those on disk, and restores MTU, state and addresses of interfaces
     and the virtual functions that were lost. It does nothing while memory and disk agree.
   - A stack with C(openibd) is restarted through it. That path is not verified, since no HCA runs in the lab.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing]
+author: The gpufabric founders (@gpufabric)
 options:
   state:
     description:

@@ -14,8 +14,7 @@ description:
   - Asks too whether ports of other nodes can be reached. What lies between the nodes is in the answer, a switch or a
     cloud's security group as well as a firewall.
   - Makes no permanent change. The process exits on its own; V(finished) or V(absent) removes its files.
-author:
-  - The gpufabric founders (@gpufabric)
+author: The gpufabric founders (@gpufabric)
 attributes:
   check_mode:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.

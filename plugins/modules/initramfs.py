@@ -15,11 +15,8 @@ description:
   - An image is built beside the old one and renamed when complete, so a full C(/boot) does no harm.
   - File ages decide, so the next run completes one that failed midway.
   - The C(dracut) path is tested against captured trees only.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   sources:
     description: Files that the images contain. For a missing file the modification time of its directory counts, which

@@ -17,9 +17,7 @@ description:
     link is followed and no other file system entered; a folder that is a mount point is emptied and stays mounted.
   - Refuses a node with another Kubernetes, a folder behind a link, and one that others have mounted something in.
   - Unloads no kernel module and never flushes a firewall table.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
 options:
   allowed:
     description: Whether the node's part of the cluster may go. Without a value it fails and names what would go, where
@@ -36,8 +34,7 @@ options:
     description: Where the node's configurations of attached networks are.
     type: path
     default: /etc/cni/multus/net.d
-author:
-  - The gpufabric founders (@gpufabric)
+author: The gpufabric founders (@gpufabric)
 """
 
 EXAMPLES = r"""

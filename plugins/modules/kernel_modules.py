@@ -17,11 +17,8 @@ description:
     where the module cannot load.
   - Never unloads a module.
   - In a container only files are written.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   required:
     description: Modules that the node must have.

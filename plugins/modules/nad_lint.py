@@ -19,10 +19,8 @@ description:
   - Runs on the controller, makes no remote call and changes nothing.
 requirements:
   - netaddr (the Python library, on the controller), for O(variables)
-author:
-  - The gpufabric founders (@gpufabric)
-extends_documentation_fragment:
-  - gpufabric.rdma.deciding
+author: The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.deciding]
 options:
   objects:
     description: NetworkAttachmentDefinitions, and the IPPools and CIDRPools of nv-ipam that they draw from.

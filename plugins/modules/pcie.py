@@ -14,12 +14,8 @@ description:
   - On Debian and Ubuntu it writes a drop-in for GRUB and runs C(update-grub); on EL it calls C(grubby) and keeps a
     record of the parameter. It takes effect at a reboot, which it reports and does not do.
   - Functions that are passed on to virtual machines keep their isolation. The C(grubby) path is not tested on EL.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-  - gpufabric.rdma.reading.rails
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root, gpufabric.rdma.reading.rails]
+author: The gpufabric founders (@gpufabric)
 options:
   acs:
     description: V(topology) sets the parameter that the node's topology needs and its kernel has. V(report) sets none,

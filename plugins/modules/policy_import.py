@@ -16,10 +16,8 @@ description:
   - Runs on the controller, makes no remote call and changes nothing.
 requirements:
   - netaddr (the Python library, on the controller)
-author:
-  - The gpufabric founders (@gpufabric)
-extends_documentation_fragment:
-  - gpufabric.rdma.deciding
+author: The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.deciding]
 options:
   files:
     description: YAML files on the controller; a file may contain several objects.

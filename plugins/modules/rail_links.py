@@ -18,12 +18,8 @@ description:
   - An empty list removes the unit and the script and leaves the running values unchanged.
   - Of rails in one subnet, Linux sends through one and answers ARP on any. With O(source_routes), each gets a table and
     a rule for its addresses, C(arp_ignore=1) and C(arp_announce=2). Without it, our rules and tables are removed.
-extends_documentation_fragment:
-  - gpufabric.rdma.reading.rails
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.reading.rails, gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   settings:
     description: The NICs and their settings.

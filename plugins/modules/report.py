@@ -18,10 +18,8 @@ description:
 requirements:
   - netaddr (the Python library, on the controller)
   - jmespath (the Python library, on the controller), for O(query)
-author:
-  - The gpufabric founders (@gpufabric)
-extends_documentation_fragment:
-  - gpufabric.rdma.deciding
+author: The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.deciding]
 options:
   kind:
     description:

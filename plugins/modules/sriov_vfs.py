@@ -14,11 +14,8 @@ description:
   - Refuses what firmware or kernel would reject, and does not remove existing VFs without consent.
   - On InfiniBand, gives VFs without a GUID one and lets them follow their port's link; until then they have none.
   - An empty list removes unit and script and leaves the VFs unchanged.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   settings:
     description: The physical functions.
