@@ -225,12 +225,7 @@ import json
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
-    Plan,
-    Refused,
-    converge,
-    reported,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Refused, converge, reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import tokens
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (

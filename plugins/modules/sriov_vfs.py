@@ -45,15 +45,7 @@ EXAMPLES = r"""
         vfs: 8
 """
 
-RETURN = r"""
-changes: {description: 'What was changed, or would be in check mode.', returned: always, type: list, elements: dict}
-findings:
-  description: Why the node did not reach the wanted state, with C(object), C(wanted), C(seen) and C(next_step).
-  returned: always
-  type: list
-  elements: dict
-notes: {description: What is worth knowing., returned: success, type: list, elements: str}
-"""
+RETURN = r""" # """
 
 import os
 
