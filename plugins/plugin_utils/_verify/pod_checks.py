@@ -15,6 +15,7 @@ from .._findings import messages
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 from . import claim_checks
 from . import cluster_checks as verify_cluster_checks
+from .claim_checks import obj_of
 from .cluster import Cluster
 
 # What the runtime or the kubelet says where an image cannot be had: that is no word about RDMA.
@@ -199,15 +200,11 @@ def _not_aligned(hosts: list[dict], cluster: dict, plan: dict, gpu_class: str) -
 
 
 def _unstarted(pod: dict, seen: str, step: str) -> dict:
-    return check(f"pod:{pod['kind']}", _obj(pod), NOT_VERIFIED, "a pod that does RDMA", seen, step)
-
-
-def _obj(pod: dict) -> str:
-    return f"pod {pod['kind']} on {pod['node']}"
+    return check(f"pod:{pod['kind']}", obj_of(pod), NOT_VERIFIED, "a pod that does RDMA", seen, step)
 
 
 def _check(pod: dict, what: str, status, wanted: str, seen: str, next_step: str = "") -> dict:
-    return check(f"pod:{pod['kind']}:{what}", _obj(pod), status, wanted, seen, next_step)
+    return check(f"pod:{pod['kind']}:{what}", obj_of(pod), status, wanted, seen, next_step)
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -488,7 +485,7 @@ def _registration(pod: dict, answer: dict):
         return
     for hca, tried in sorted(answer["registered"].items()):
         identity = f"pod:{pod['kind']}:registration:{hca}"
-        obj = f"{_obj(pod)}, {hca}"
+        obj = f"{obj_of(pod)}, {hca}"
         if tried["code"] == pod_probe.MISSING:
             seen = "ibv_rc_pingpong: the tool is missing"
             yield check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod))
@@ -501,7 +498,7 @@ def _registration(pod: dict, answer: dict):
 
 def _verbs(pod: dict, answer: dict, host: dict):
     for rail in pod["rails"]:
-        obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
+        obj = f"{obj_of(pod)}, {rail['hca']}/{rail['port']}"
         identity = f"pod:{pod['kind']}:verbs:{rail['hca']}"
         wanted = f"PORT_ACTIVE, {rail['link_layer']}, active_mtu {rail['active_mtu']}"
         port = (answer["verbs"].get(rail["hca"]) or {}).get(rail["port"])
@@ -537,7 +534,7 @@ def _gids(pod: dict, answer: dict):
     """For RoCE a GID of the pod's own address, whose index differs from pod to pod; for InfiniBand the port's own."""
     interfaces = {item["rail"]["index"]: item["interface"] for item in pod["attachments"] if item["rail"]}
     for rail in pod["rails"]:
-        obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
+        obj = f"{obj_of(pod)}, {rail['hca']}/{rail['port']}"
         identity = f"pod:{pod['kind']}:gid:{rail['hca']}"
         table = [gid for gid in answer["gids"] if gid["hca"] == rail["hca"] and gid["port"] == rail["port"]]
         if rail["link_layer"] == "InfiniBand":
