@@ -37,10 +37,7 @@ class Resources:
             page.refuse(path, "one entry for each resource", f"{name} twice", "rename one")
 
     def _entry(self, page: Page, path: tuple, entry) -> dict | None:
-        name = None
-        if isinstance(entry, dict):
-            lower = {str(key).lower(): value for key, value in entry.items()}
-            name = lower.get("resourcename")
+        name = config.keys(entry).get("resourcename") if isinstance(entry, dict) else None
         if not name or not isinstance(name, str):
             page.say(path, WRONG, why="see the problem")
             page.refuse(path, "an entry with resourceName", short(entry), "give each entry a resourceName")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ...module_utils._cni import address_pool, nad_lint
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
+from ...module_utils._device_plugin import config as plugin_config
 from ...module_utils._device_plugin import dra
 from ...module_utils._kube import pods
 from .._core.addresses import netaddr
@@ -422,19 +423,14 @@ def _namespaces(attachments: list[dict]) -> list[dict]:
 
 
 def _listed(given) -> list[dict]:
-    """Items of the plugin's configList with their keys in lower case: the plugin accepts any case."""
-    items = given if isinstance(given, list) else []
-    return [{str(key).lower(): value for key, value in item.items()} for item in items if isinstance(item, dict)]
-
-
-def _full_name(item: dict) -> str:
-    return f"{item.get('resourceprefix') or 'rdma'}/{item.get('resourcename')}"
+    """Items of the plugin's configList."""
+    return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
 
 
 def shared_resources(given, nodes: list[dict]) -> list[str]:
     """Resources of the shared device plugin: those of the user's configList, else one a rail."""
     if _listed(given):
-        return [_full_name(item) for item in _listed(given)]
+        return [plugin_config.full_name(item) for item in _listed(given)]
     return sorted({pods.own_resource(rail["index"]) for node in nodes for rail in node["rails"]})
 
 
@@ -445,10 +441,9 @@ def rail_resource(index: int, given, nodes: list[dict]):
         return pods.own_resource(index)
     netdevs = {rail["netdev"] for node in nodes for rail in node["rails"] if rail["index"] == index}
     for item in items:
-        selectors = {str(key).lower(): value for key, value in (item.get("selectors") or {}).items()}
-        if netdevs & set(selectors.get("ifnames") or []):
-            return _full_name(item)
-    return _full_name(items[0]) if len(items) == 1 else None
+        if netdevs & set(plugin_config.interfaces(item)):
+            return plugin_config.full_name(item)
+    return plugin_config.full_name(items[0]) if len(items) == 1 else None
 
 
 def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[Finding]]:
@@ -595,9 +590,8 @@ def _takes_away(item: dict, by_host: dict, resources, nodes: list[dict]) -> str 
     of_rails = {pods.own_resource(rail["index"]) for node in nodes for rail in node["rails"] if rail["netdev"] in named}
     selected = of_rails if not _listed(resources) else set()
     for entry in _listed(resources):
-        selectors = {str(key).lower(): value for key, value in (entry.get("selectors") or {}).items()}
-        if named & {*(selectors.get("ifnames") or []), *(entry.get("devices") or [])}:
-            selected.add(_full_name(entry))
+        if named & {*plugin_config.interfaces(entry), *(plugin_config.keys(entry).get("devices") or [])}:
+            selected.add(plugin_config.full_name(entry))
     if not selected:
         return None
     return (
