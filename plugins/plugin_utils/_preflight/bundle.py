@@ -55,7 +55,7 @@ def lacking(node: dict, bundle: dict, folder: str, digests: set[str]) -> list[Fi
         bundle, cni.REFERENCE, architecture
     ):
         found.append(bundle_folder.missing_file(bundle, cni.REFERENCE, architecture, folder))
-    if "flannel" in plugins and not cni.of_flannel(bundle, architecture):
+    if "flannel" in plugins and not cni.row_of(bundle, cni.FLANNEL, architecture):
         found.append(bundle_folder.missing_file(bundle, cni.FLANNEL, architecture, folder))
     for reference in sorted(set(needs.get("images") or ())):
         found += _image(bundle, reference, architecture, folder, needs, reference in digests)

@@ -248,20 +248,17 @@ def _ipam(item: dict, ranges=None, taken=()) -> dict:
     kind = item["ipam"]
     if kind == "none":
         return {}
+    gateway = {"gateway": item["gateway"]} if item.get("gateway") else {}
     if kind == "host-local":
-        gateway = {"gateway": item["gateway"]} if item.get("gateway") else {}
         made = [{"subnet": item["subnet"], "rangeStart": low, "rangeEnd": high, **gateway} for low, high in ranges]
         return {"type": "host-local", "ranges": [made]}
     if kind == "static":
-        gateway = {"gateway": item["gateway"]} if item.get("gateway") else {}
         addresses = [{"address": address, **gateway} for address in item.get("addresses") or []]
         return {"type": "static", **({"addresses": addresses} if addresses else {})}
     if kind == "nv-ipam":
         return {"type": "nv-ipam", "poolName": item.get("pool") or item["name"], "poolType": "ippool"}
-    made = {"type": "whereabouts", "range": item["subnet"]}
-    for ours, theirs in (("range_start", "range_start"), ("range_end", "range_end"), ("gateway", "gateway")):
-        if item.get(ours):
-            made[theirs] = item[ours]
+    bounds = {key: item[key] for key in ("range_start", "range_end") if item.get(key)}
+    made = {"type": "whereabouts", "range": item["subnet"], **bounds, **gateway}
     outside = [str(netaddr.IPNetwork(value)) for value in [*(item.get("exclude") or []), *taken]]
     if outside:
         # whereabouts takes networks, so a single address is one of full length.
