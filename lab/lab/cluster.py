@@ -93,11 +93,7 @@ def fill(settings: Settings) -> pathlib.Path | None:
         from_mirror(settings, folder)
     else:
         from_testbed(settings, folder)
-    given = {
-        "cluster": True,
-        "k3s_bundle_dir": str(folder),
-        **LAB_VARIABLES,
-    }
+    given = {"cluster": True, "k3s_bundle_dir": str(folder), **LAB_VARIABLES}
     variables.write_text(json.dumps(given, indent=2) + "\n")
     return folder
 
@@ -133,9 +129,7 @@ def from_testbed(settings: Settings, folder: pathlib.Path) -> None:
     for kind in ("files", "images"):
         (folder / kind / "amd64").mkdir(parents=True, exist_ok=True)
     version = {name: programs.PARTS[name].version for name in built}
-    rows = [
-        ("k3s", version["k3s"] + DOUBLE, "k3s", built["k3s"] / "k3s"),
-    ]
+    rows = [("k3s", version["k3s"] + DOUBLE, "k3s", built["k3s"] / "k3s")]
     plugins = plugins_archive(built["cni-plugins"])
     release = f"cni-plugins-linux-amd64-{version['cni-plugins']}.tgz"
     rows.append(("cni-plugins", version["cni-plugins"], release, plugins))

@@ -51,8 +51,7 @@ def recipes() -> dict[str, Recipe]:
             entrypoint=("/opt/bin/flanneld",),
         ),
         "flannel-cni-plugin": Recipe(
-            f"ghcr.io/flannel-io/flannel-cni-plugin:{flannel}-double",
-            added=(("flannel", "flannel", "flannel"),),
+            f"ghcr.io/flannel-io/flannel-cni-plugin:{flannel}-double", added=(("flannel", "flannel", "flannel"),)
         ),
         "coredns": Recipe(
             f"docker.io/rancher/mirrored-coredns-coredns:{coredns}",

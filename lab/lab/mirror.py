@@ -19,12 +19,7 @@ import urllib.parse
 from .settings import LabError
 
 # Rows of the lock, by the recipe of their image. CoreDNS and pause travel in k3s' own archive, pause also by itself.
-IMAGES = {
-    "flannel": "flannel",
-    "flannel-cni-plugin": "flannel-cni-plugin",
-    "multus": "multus-thick",
-    "pause": "pause",
-}
+IMAGES = {"flannel": "flannel", "flannel-cni-plugin": "flannel-cni-plugin", "multus": "multus-thick", "pause": "pause"}
 IN_K3S = ("pause", "coredns")
 AIRGAP = "k3s-airgap-images"
 ARCHITECTURE = "amd64"

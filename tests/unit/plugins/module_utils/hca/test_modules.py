@@ -103,8 +103,7 @@ def test_loaded_built_in_and_available(node):
 
 
 @pytest.mark.parametrize(
-    ("mode", "values"),
-    [("shared", ("1", "y", "on")), ("exclusive", ("0", "No", "off")), (None, ("2", "o", ""))],
+    ("mode", "values"), [("shared", ("1", "y", "on")), ("exclusive", ("0", "No", "off")), (None, ("2", "o", ""))]
 )
 def test_modes_as_the_kernel_reads_them(mode, values):
     assert {netns.mode_of(value) for value in values} == {mode}
