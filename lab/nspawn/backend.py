@@ -9,10 +9,9 @@ import os
 import shutil
 from pathlib import Path
 
-from lab.settings import LabError
+from lab.settings import LabError, run
 
 from .network import Bridge
-from .programs import run
 
 VARIABLE = "RAILS_BACKEND"
 # What systemd-nspawn leaves a container, by number in capability.h; podman's own choice is too little for a systemd.

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lab.settings import CHECKOUT, LabError, say
+from lab.settings import CHECKOUT, LabError, run, say
 
 from .backend import BACKENDS, Place, choose
 from .cgroup import Cgroup
 from .image import Image
 from .machine import Machine, fixture_path
 from .network import Bridge
-from .programs import run
 
 HOME = CHECKOUT / ".lab/nspawn"
 STATE = HOME / "state.json"

@@ -11,9 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.settings import CHECKOUT, LabError
-
-from .programs import run
+from lab.settings import CHECKOUT, LabError, run
 
 sys.path.append(str(CHECKOUT / "plugins/module_utils"))
 from hca import routes

@@ -6,9 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from lab.settings import LabError
-
-from .programs import run
+from lab.settings import LabError, run
 
 FIRST_NODE = 10  # node N has host number FIRST_NODE + N; number 1 is this machine
 
