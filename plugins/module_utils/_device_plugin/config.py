@@ -29,7 +29,7 @@ def entries(resources, rails: list[dict] | None, api: str = PLUGIN, dra_rails=()
     problems.
     """
     if not is_known(resources):
-        raise ValueError(f"wanted {WANTED}, seen {_short(resources)}")
+        raise ValueError(f"wanted {WANTED}, seen {short(resources)}")
     if resources != RAILS:
         return resources
     if not rails:
@@ -143,6 +143,6 @@ def _entry(rail: dict) -> dict:
     return entry
 
 
-def _short(value) -> str:
+def short(value) -> str:
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
