@@ -61,9 +61,9 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute, under
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, running, systemctl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, enabled, running, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import UNITS, enabled, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import UNITS, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams

@@ -52,8 +52,8 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import ENABLED, LINK_TARGET, SCRIPT, UNIT, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, enabled
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import SCRIPT, UNIT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -89,7 +89,7 @@ def read(root: str) -> dict:
         "node": facts["node"],
         "devices": devices,
         "owned_files": owned,
-        "enabled": tree.readlink(ENABLED) == LINK_TARGET,
+        "enabled": [UNIT] if tree.readlink(enabled(UNIT)[0]) == enabled(UNIT)[1] else [],
     }
 
 

@@ -14,12 +14,10 @@ import hashlib
 from .._core import text
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
-from .._core.units import NIC_SANDBOX
+from .._core.units import NIC_SANDBOX, plan_unit
 
 UNIT = "/etc/systemd/system/gpufabric-rdma-vfs.service"
 SCRIPT = "/usr/local/libexec/gpufabric-rdma-vfs"
-ENABLED = "/etc/systemd/system/multi-user.target.wants/gpufabric-rdma-vfs.service"
-LINK_TARGET = "../gpufabric-rdma-vfs.service"
 
 _UNIT = (
     HEADER
@@ -122,9 +120,7 @@ def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -
     if made.findings:
         return made
     if not settings:
-        if facts["enabled"]:
-            made.change(ENABLED, "unlink", LINK_TARGET, "")
-        plan_removal(made, facts, UNIT)
+        plan_unit(made, facts, UNIT, _UNIT, needed=False)
         plan_removal(made, facts, SCRIPT)
         return made
     offline = kernel_out_of_reach(facts, root)
@@ -134,9 +130,7 @@ def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -
         return made
     guids = {address: _guids(facts["devices"][address], vfs) for address, vfs in chosen.items() if own[address]}
     plan_file(made, facts, SCRIPT, script(chosen, guids))
-    plan_file(made, facts, UNIT, _UNIT)
-    if not facts["enabled"]:
-        made.change(ENABLED, "link", "", LINK_TARGET)
+    plan_unit(made, facts, UNIT, _UNIT, needed=True)
     for address, given in guids.items():
         _running_guids(facts["devices"][address], address, given, offline, made)
     made.notes.append(

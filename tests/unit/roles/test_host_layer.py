@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import enabled
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import enabled
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 

@@ -11,8 +11,9 @@ import time
 import types
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import enabled
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall, nic_settings, reach
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import enabled, plan, script
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import plan, script
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 
 ENABLED, LINK_TARGET = enabled(paths.OWN_LINKS_UNIT)
