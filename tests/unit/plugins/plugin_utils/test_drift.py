@@ -74,7 +74,6 @@ def planned(findings, **decided):
 
 IN_MEMORY = "mlx5_core in memory is 1 (srcversion A), /lib/x.ko is 2 (srcversion B)."
 STALE = f"reboot pending: The loaded RDMA driver is not the one on disk: {IN_MEMORY}"
-OF_ROLE = f"role k3s: {SENTENCE}"
 REFUSAL = "role rdma_netns: Set the mode: variable x: wanted 1, seen 2"
 REBOOT = ["reboot pending: x"]
 LEFT = ok(changes=[], not_applied=["p"], not_verified=["q"])
@@ -89,7 +88,7 @@ K3S = ok(verdicts.Task("Run", "x", "k3s"), changes=ONE)
     ("drift", 1, [], [ok(changed=False, changes=ONE)]),  # a look ahead that reports no change
     ("reboot_pending", 0, REBOOT, [ok(changes=[], reboot_reasons=["x"])]),
     ("unsafe", 1, [SENTENCE], [planned([{**PROBLEM, "host": "a", "role": ""}])]),
-    ("unsafe", 1, [OF_ROLE], [planned([{**PROBLEM, "host": "a", "role": "k3s"}])]),
+    ("unsafe", 1, [f"role k3s: {SENTENCE}"], [planned([{**PROBLEM, "host": "a", "role": "k3s"}])]),
     ("reboot_pending", 1, REBOOT, [planned([], reboot_reasons=["x"])]),
     ("unsafe", 0, [REFUSAL], [refused(msg="variable x: wanted 1,\nseen 2", changes=[])]),
     ("unsafe", 0, [f"role rdma_netns: {SENTENCE}"], [refused(msg="1", findings=[PROBLEM])]),
