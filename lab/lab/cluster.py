@@ -50,16 +50,11 @@ def choose() -> tuple[str, str]:
     try:
         _go, version = programs.find_go()
     except LabError as error:
-        url = release_url()
+        url = re.search(r"https://\S+/releases/download/\S+/k3s$", LOCK.read_text(), re.MULTILINE).group()
         if unreachable := probe(url):
             return "none", f"no test bed: {error}\n  and no k3s release ({unreachable})"
         return "release", f"{url} answers; no test bed: {error}"
     return "testbed", f"{version} builds it"
-
-
-def release_url() -> str:
-    """Where the lock file downloads k3s from."""
-    return re.search(r"https://\S+/releases/download/\S+/k3s$", LOCK.read_text(), re.MULTILINE).group()
 
 
 def probe(url: str) -> str | None:
@@ -69,11 +64,6 @@ def probe(url: str) -> str | None:
             return None
     except (urllib.error.URLError, OSError) as error:
         return str(getattr(error, "reason", error)) or type(error).__name__
-
-
-def programs_wanted() -> list[str]:
-    """The parts of the test bed that fill() will take; none where they come from a release, or there is no cluster."""
-    return WANTED.get(choose()[0], [])
 
 
 def fill(settings: Settings) -> pathlib.Path | None:

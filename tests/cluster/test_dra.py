@@ -25,7 +25,6 @@ from lab import programs  # noqa: E402
 DRIVER, GPU_DRIVER, GPU_CLASS = "rdma.gpufabric.io", "gpu.example.com", "gpu.nvidia.com"
 ROOT = "resource.kubernetes.io/pcieRoot"
 ROOTS = {"pci0000:40", "pci0000:80"}
-ROOT_PORTS = "0604"  # the PCI class of what plays a GPU
 # The kubelet's credential may write the slices of its own node.
 GPUS = (
     "systemd-run --quiet --unit=gpu-dra /usr/local/bin/gpu-dra -class {kind} -node-name {node}"
@@ -165,7 +164,8 @@ def over_dra(brought_up):
     for name in brought_up.nodes:
         with program.open("rb") as stream:
             subprocess.run([CHECKOUT / "lab/labctl", "ssh", name, receive], stdin=stream, check=True)
-        brought_up.node(name, GPUS.format(kind=ROOT_PORTS, node=name))
+        # The PCI class of what plays a GPU.
+        brought_up.node(name, GPUS.format(kind="0604", node=name))
     expression = f"device.driver == '{GPU_DRIVER}'"
     spec = {"selectors": [{"cel": {"expression": expression}}]}
     gpus = api_object("resource.k8s.io/v1", "DeviceClass", GPU_CLASS, spec=spec)
