@@ -1,7 +1,5 @@
 """Plain emulation, or KVM where a guest has been seen to run under it: a writable /dev/kvm proves nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

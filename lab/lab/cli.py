@@ -1,7 +1,5 @@
 """labctl: the lab's two nodes, from nothing to SSH and back."""
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import contextlib
@@ -84,7 +82,8 @@ class Lab:
 
     def up_with_bundle(self) -> None:
         """Both, and the programs that the bundle lacks are built while the image is made and the nodes boot."""
-        with programs.built_meanwhile(cluster.programs_wanted()):
+        # None where they come from a release, or there is no cluster.
+        with programs.built_meanwhile(cluster.WANTED.get(cluster.choose()[0], [])):
             self.up()
         cluster.fill(self.settings)
 

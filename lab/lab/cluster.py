@@ -1,7 +1,5 @@
 """What the lab's cluster is made of: a bundle folder, filled from the release or the test bed, as the roles take it."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
@@ -52,16 +50,11 @@ def choose() -> tuple[str, str]:
     try:
         _go, version = programs.find_go()
     except LabError as error:
-        url = release_url()
+        url = re.search(r"https://\S+/releases/download/\S+/k3s$", LOCK.read_text(), re.MULTILINE).group()
         if unreachable := probe(url):
             return "none", f"no test bed: {error}\n  and no k3s release ({unreachable})"
         return "release", f"{url} answers; no test bed: {error}"
     return "testbed", f"{version} builds it"
-
-
-def release_url() -> str:
-    """Where the lock file downloads k3s from."""
-    return re.search(r"https://\S+/releases/download/\S+/k3s$", LOCK.read_text(), re.MULTILINE).group()
 
 
 def probe(url: str) -> str | None:
@@ -71,11 +64,6 @@ def probe(url: str) -> str | None:
             return None
     except (urllib.error.URLError, OSError) as error:
         return str(getattr(error, "reason", error)) or type(error).__name__
-
-
-def programs_wanted() -> list[str]:
-    """The parts of the test bed that fill() will take; none where they come from a release, or there is no cluster."""
-    return WANTED.get(choose()[0], [])
 
 
 def fill(settings: Settings) -> pathlib.Path | None:
@@ -95,11 +83,7 @@ def fill(settings: Settings) -> pathlib.Path | None:
         from_mirror(settings, folder)
     else:
         from_testbed(settings, folder)
-    given = {
-        "cluster": True,
-        "k3s_bundle_dir": str(folder),
-        **LAB_VARIABLES,
-    }
+    given = {"cluster": True, "k3s_bundle_dir": str(folder), **LAB_VARIABLES}
     variables.write_text(json.dumps(given, indent=2) + "\n")
     return folder
 
@@ -135,9 +119,7 @@ def from_testbed(settings: Settings, folder: pathlib.Path) -> None:
     for kind in ("files", "images"):
         (folder / kind / "amd64").mkdir(parents=True, exist_ok=True)
     version = {name: programs.PARTS[name].version for name in built}
-    rows = [
-        ("k3s", version["k3s"] + DOUBLE, "k3s", built["k3s"] / "k3s"),
-    ]
+    rows = [("k3s", version["k3s"] + DOUBLE, "k3s", built["k3s"] / "k3s")]
     plugins = plugins_archive(built["cni-plugins"])
     release = f"cni-plugins-linux-amd64-{version['cni-plugins']}.tgz"
     rows.append(("cni-plugins", version["cni-plugins"], release, plugins))

@@ -3,8 +3,6 @@
 `k3s ctr images import`, `podman load` and k3s' agent/images take them. The same files give the same bytes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io
@@ -53,8 +51,7 @@ def recipes() -> dict[str, Recipe]:
             entrypoint=("/opt/bin/flanneld",),
         ),
         "flannel-cni-plugin": Recipe(
-            f"ghcr.io/flannel-io/flannel-cni-plugin:{flannel}-double",
-            added=(("flannel", "flannel", "flannel"),),
+            f"ghcr.io/flannel-io/flannel-cni-plugin:{flannel}-double", added=(("flannel", "flannel", "flannel"),)
         ),
         "coredns": Recipe(
             f"docker.io/rancher/mirrored-coredns-coredns:{coredns}",

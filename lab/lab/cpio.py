@@ -1,7 +1,5 @@
 """An initramfs in the kernel's newc format: no cpio program needed, and the same input gives the same bytes."""
 
-from __future__ import annotations
-
 import stat
 
 

@@ -1,7 +1,5 @@
 """The node image: built once from Debian packages, kept under a hash of everything that determines it."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -4,8 +4,6 @@ Users without a way to the release's servers have the same: a site and a registr
 is their own build, a lock file with its sums (bundle_lock).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -21,12 +19,7 @@ import urllib.parse
 from .settings import LabError
 
 # Rows of the lock, by the recipe of their image. CoreDNS and pause travel in k3s' own archive, pause also by itself.
-IMAGES = {
-    "flannel": "flannel",
-    "flannel-cni-plugin": "flannel-cni-plugin",
-    "multus": "multus-thick",
-    "pause": "pause",
-}
+IMAGES = {"flannel": "flannel", "flannel-cni-plugin": "flannel-cni-plugin", "multus": "multus-thick", "pause": "pause"}
 IN_K3S = ("pause", "coredns")
 AIRGAP = "k3s-airgap-images"
 ARCHITECTURE = "amd64"

@@ -1,7 +1,5 @@
 """The cables: a user network for SSH, and UDP on loopback between the nodes, which either side may leave and rejoin."""
 
-from __future__ import annotations
-
 import socket
 
 from . import cpio, ssh

@@ -1,7 +1,5 @@
 """The test bed's programs: built from released Go modules, kept under a hash of everything that determines them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

@@ -1,11 +1,11 @@
 """Names, numbers and paths of the lab; the environment may change what another machine or a second lab needs."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib
+import subprocess
 import time
+from collections.abc import Sequence
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 IMAGE_SOURCE = CHECKOUT / "lab" / "image"
@@ -95,3 +95,16 @@ STARTED = time.monotonic()
 
 def say(text: str) -> None:
     print(f"lab {time.monotonic() - STARTED:6.1f} s  {text}", flush=True)
+
+
+def run(argv: Sequence[str], what: str, next_step: str) -> str:
+    """Runs one program and returns its output; `what` is the object the error is about."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise LabError(what, f"the program {argv[0]}", "it is not on PATH", "run: lab/packages lab") from None
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-12:]
+        seen = "\n          ".join([f"exit code {done.returncode}:", *said])
+        raise LabError(what, f"exit code 0 of: {' '.join(argv)}", seen, next_step)
+    return done.stdout

@@ -1,7 +1,5 @@
 """The lab's own SSH: one key, one host key a node, and a known_hosts file, so that host key checking stays on."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pathlib

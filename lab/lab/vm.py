@@ -1,7 +1,5 @@
 """One node: its QEMU process, its disk with the snapshots inside, its cables."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,7 +14,6 @@ from typing import Any
 from . import network, ssh
 from .accelerator import QEMU
 from .image import Image
-from .qmp import Qmp
 from .settings import BOOT_SECONDS, CABLES, PRISTINE, STALL_SECONDS, LabError, Settings, say
 
 # Drivers of devices that QEMU's q35 board and CPU always have and no lab node needs; each costs udev time at boot.
@@ -131,7 +128,7 @@ class Node:
             os.close(handle)
         (self.folder / "qemu.pid").unlink(missing_ok=True)
 
-    def qmp(self) -> Qmp:
+    def qmp(self) -> "Qmp":
         if not self.pid():
             raise LabError(self.name, "a running node", "it is off", f"lab/labctl power {self.name} on")
         return Qmp(self.folder, self.name)
@@ -309,3 +306,47 @@ class Node:
         with contextlib.suppress(OSError, socket.timeout):
             return ssh.banner(self.port)
         return False
+
+
+class Qmp:
+    """One conversation over the control socket of one node's QEMU, as little of it as the lab needs."""
+
+    def __init__(self, folder: pathlib.Path, name: str, timeout: float = 120):
+        self.name = name
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(timeout)
+        # A socket path holds 107 bytes and checkouts lie deep: reach the folder through an open descriptor.
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            self.socket.connect(f"/proc/self/fd/{descriptor}/qmp.sock")
+        finally:
+            os.close(descriptor)
+        self.stream = self.socket.makefile("r")
+        self.stream.readline()
+        self.execute("qmp_capabilities")
+
+    def __enter__(self) -> "Qmp":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+        self.socket.close()
+
+    def execute(self, command: str, **arguments: object) -> object:
+        self.socket.sendall(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
+        for line in self.stream:
+            answer = json.loads(line)
+            if "error" in answer:
+                raise LabError(
+                    f"{self.name}: QEMU",
+                    command,
+                    answer["error"]["desc"],
+                    f"read qemu.log and console.log of {self.name}",
+                )
+            if "return" in answer:
+                return answer["return"]
+        raise LabError(f"{self.name}: QEMU", f"an answer to {command}", "QEMU ended", f"read qemu.log of {self.name}")
+
+    def monitor(self, line: str) -> str:
+        """A command of the human monitor: it has savevm and answers an error as text."""
+        return str(self.execute("human-monitor-command", **{"command-line": line})).strip()

@@ -4,17 +4,14 @@ Both run in the foreground of the node's own process, inside its cgroup and its 
 long as the node does, and killing the cgroup leaves neither processes nor mounts. So only the start differs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil
 from pathlib import Path
 
-from lab.settings import LabError
+from lab.settings import LabError, run
 
 from .network import Bridge
-from .programs import run
 
 VARIABLE = "RAILS_BACKEND"
 # What systemd-nspawn leaves a container, by number in capability.h; podman's own choice is too little for a systemd.

@@ -3,8 +3,6 @@
 Nodes in one cgroup would fight over its subgroups, and the cgroup is also what says which processes are ours to end.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

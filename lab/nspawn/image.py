@@ -3,8 +3,6 @@
 The unit of caching is the tar file (CI keeps it by name); the unpacked folder is what the nodes' overlays stand on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -12,11 +10,9 @@ import shutil
 import time
 from pathlib import Path
 
-from lab.settings import say
+from lab.settings import run, say
 
 from lab.image import RELEASE, apt_options, apt_sources
-
-from .programs import run
 
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "openssh-server", "python3", "iproute2", "kmod", "procps")
 # Nodes have their addresses before systemd starts and live for minutes: what waits, times or calls home stays asleep.

@@ -1,7 +1,5 @@
 """The nodes as a whole: what `up`, `down` and `status` do, and the state file from which `down` undoes everything."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -16,14 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lab.settings import CHECKOUT, LabError, say
+from lab.settings import CHECKOUT, LabError, run, say
 
 from .backend import BACKENDS, Place, choose
 from .cgroup import Cgroup
 from .image import Image
 from .machine import Machine, fixture_path
 from .network import Bridge
-from .programs import run
 
 HOME = CHECKOUT / ".lab/nspawn"
 STATE = HOME / "state.json"

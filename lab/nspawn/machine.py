@@ -1,7 +1,5 @@
 """A machine of tests/fixtures as a tree that a node's overlay can include, laid out once."""
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import json
@@ -13,9 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.settings import CHECKOUT, LabError
-
-from .programs import run
+from lab.settings import CHECKOUT, LabError, run
 
 sys.path.append(str(CHECKOUT / "plugins/module_utils"))
 from hca import routes

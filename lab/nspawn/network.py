@@ -1,16 +1,12 @@
 """The bridge between this machine and the nodes: a host-only subnet; nothing is forwarded, nothing leaves the host."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import os
 import time
 from pathlib import Path
 
-from lab.settings import LabError
-
-from .programs import run
+from lab.settings import LabError, run
 
 FIRST_NODE = 10  # node N has host number FIRST_NODE + N; number 1 is this machine
 

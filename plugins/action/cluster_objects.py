@@ -1,7 +1,5 @@
 """Controller side of gpufabric.rdma.cluster_objects: answers `render` and `folder` here, the module does all else."""
 
-from __future__ import annotations
-
 import pathlib
 
 from ansible.module_utils.common.validation import check_type_path
@@ -58,4 +56,5 @@ def render(args: dict) -> dict:
     if findings:
         raise Refused(findings)
     kept = {name: args[name] for name in PART if name in args}
-    return {"part": kept, "rendered": planner.rendered(part), **result(Plan(), [])}
+    rendered = [item for stage in planner.stages(part["wanted"]) for item in stage]
+    return {"part": kept, "rendered": rendered, **result(Plan(), [])}

@@ -1,7 +1,5 @@
 """Controller side of gpufabric.rdma.nad_lint: _cni.nad_lint and _preflight.networks decide, for nodes of any source."""
 
-from __future__ import annotations
-
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text

@@ -1,7 +1,5 @@
 """Controller side of the modules that run on nodes, see meta/runtime.yml: guarded, and sends what a node lacks."""
 
-from __future__ import annotations
-
 import pathlib
 import tempfile
 

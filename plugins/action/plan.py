@@ -1,7 +1,5 @@
 """Controller side of gpufabric.rdma.plan: reads nodes and prints; _preflight.plan and _matrix.tests decide."""
 
-from __future__ import annotations
-
 import functools
 import os
 import pathlib

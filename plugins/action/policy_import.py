@@ -1,7 +1,5 @@
 """Controller side of gpufabric.rdma.policy_import: reads the files; _policy.importer decides."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

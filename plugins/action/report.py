@@ -1,7 +1,5 @@
 """Controller side of gpufabric.rdma.report: the packages decide what is told; this prints, writes and fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
@@ -14,7 +12,7 @@ from ansible_collections.gpufabric.rdma.plugins.modules import report as documen
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, libraries, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts as drift_verdicts
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, query, tables
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, tables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge as matrix_judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job as nccl_job
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import log as nccl_log
@@ -178,7 +176,7 @@ class ActionModule(ActionBase):
         if args["query"] is None:
             terminal.show(tables.report(nodes))
             return {}
-        answers = query.ask(nodes, args["query"])
+        answers = tables.ask(nodes, args["query"])
         if not nodes:
             return {}
         terminal.show(answers["text"])

@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The drift recorder: keeps a guarded play in check mode, records its results, writes the verdict at the end."""
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 name: drift
 type: aggregate
@@ -15,8 +13,7 @@ description:
   - Forces every task of that playbook into check mode, even one that opts out of it, and fails a task whose action is
     not known to respect check mode.
   - Writes the reports and the verdict file at the end of the run; writes none if a host has not finished.
-author:
-  - The gpufabric founders (@gpufabric)
+author: The gpufabric founders (@gpufabric)
 """
 
 import datetime
@@ -27,7 +24,7 @@ from ansible.plugins.callback import CallbackBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats, verdicts
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts
 
 OURS = "gpufabric.rdma."
 # Only its results are marks: what else holds their keys is an answer of a node.
@@ -133,7 +130,7 @@ def _task(result) -> verdicts.Task:
 
 
 def summary(document: dict) -> str:
-    lines = [f"Drift: {formats.title(document['verdict'])}"]
+    lines = [f"Drift: {verdicts.title(document['verdict'])}"]
     for hosts, (verdict, differences, reasons) in core_text.alike(
         (
             host["host"],
@@ -142,7 +139,7 @@ def summary(document: dict) -> str:
         for host in document["hosts"]
     ):
         count = core_text.count(len(differences), "difference")
-        lines.append(f"  {core_text.of_nodes(hosts)}: {formats.title(verdict)}, {count}")
+        lines.append(f"  {core_text.of_nodes(hosts)}: {verdicts.title(verdict)}, {count}")
         lines += [f"    {text}" for text in [*differences, *reasons]]
     return "\n".join(lines)
 
@@ -152,7 +149,7 @@ def write_reports(document: dict, settings: dict) -> None:
     verdict = json.dumps(verdicts.verdict_of(document, settings["run"]), indent=2) + "\n"
     texts = {
         "json_file": json.dumps(document, indent=2) + "\n",
-        "junit_file": formats.junit(document),
+        "junit_file": verdicts.junit(document),
         "verdict_file": verdict,
     }
     for name, text in texts.items():

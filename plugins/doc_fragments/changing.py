@@ -25,9 +25,8 @@ notes:
     ROOT = r"""
 options:
   root:
-    description:
-      - Root directory of the node. With anything but V(/) only files are written; the kernel, the service manager and
-        everything else that runs on this machine stay untouched, and C(not_verified) lists what was skipped.
+    description: Root directory of the node. With anything but V(/) only files are written; the kernel, the service
+      manager and everything else that runs on this machine stay untouched, and C(not_verified) lists what was skipped.
     type: path
     default: /
 """

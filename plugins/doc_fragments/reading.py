@@ -19,11 +19,7 @@ attributes:
 
     ROOT = r"""
 options:
-  root:
-    description:
-      - Root directory of the node, for a captured or mounted tree.
-    type: path
-    default: /
+  root: {description: 'Root directory of the node, for a captured or mounted tree.', type: path, default: /}
 """
 
     RAILS = r"""
@@ -40,18 +36,10 @@ options:
     elements: dict
     default: []
     suboptions:
-      hca:
-        description: Name of the HCA, such as V(mlx5_0).
-        type: str
-      pci:
-        description: PCI address of the HCA, such as V(0000:3b:00.0).
-        type: str
-      netdev:
-        description: Name of one of its interfaces.
-        type: str
-      mac:
-        description: MAC of one of its interfaces.
-        type: str
+      hca: {description: 'Name of the HCA, such as V(mlx5_0).', type: str}
+      pci: {description: 'PCI address of the HCA, such as V(0000:3b:00.0).', type: str}
+      netdev: {description: Name of one of its interfaces., type: str}
+      mac: {description: MAC of one of its interfaces., type: str}
       port:
         description: Port of the HCA. Needed only for an HCA with several ports that its name does not determine.
         type: int

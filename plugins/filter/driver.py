@@ -1,35 +1,20 @@
 """Filters of the role driver: where a node's packages come from, and how one is unpacked."""
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 name: driver_repository
 short_description: Row of the lock for the driver repository of a node
 version_added: 0.1.0
-description:
-  - Finds the repository of a driver stack for the distribution and architecture of a node.
+description: Finds the repository of a driver stack for the distribution and architecture of a node.
 positional: facts, flavor, version
 options:
-  _input:
-    description:
-      - The content of C(lock/artifacts.yml).
-    type: dict
-    required: true
+  _input: {description: The content of C(lock/artifacts.yml)., type: dict, required: true}
   facts:
     description:
       - C(ansible_facts.rdma) of the node, or its part RV(gpufabric.rdma.hca_facts#module:ansible_facts) C(node).
     type: dict
     required: true
-  flavor:
-    description:
-      - Name of the stack, such as V(doca).
-    type: str
-    required: true
-  version:
-    description:
-      - Its version.
-    type: str
-    required: true
+  flavor: {description: 'Name of the stack, such as V(doca).', type: str, required: true}
+  version: {description: Its version., type: str, required: true}
 """
 
 EXAMPLES = r"""

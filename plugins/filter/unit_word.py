@@ -1,7 +1,5 @@
 """A value as one word of a systemd unit or a tmpfiles.d line."""
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 name: unit_word
 short_description: A value as one word of a systemd file
@@ -9,13 +7,9 @@ version_added: 0.1.0
 description:
   - Returns the value if systemd takes it for one word without a special meaning, and fails otherwise.
   - Blanks, quotes, C($), C(%) and line breaks are refused. systemd quotes differently in each setting.
-author:
-  - The gpufabric founders (@gpufabric)
+author: The gpufabric founders (@gpufabric)
 options:
-  _input:
-    description: A path, an address or an option of a command.
-    type: str
-    required: true
+  _input: {description: 'A path, an address or an option of a command.', type: str, required: true}
 """
 
 EXAMPLES = r"""
@@ -25,9 +19,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-_value:
-  description: The value itself.
-  type: str
+_value: {description: The value itself., type: str}
 """
 
 import re

@@ -14,10 +14,8 @@ description:
   - Nothing is fetched that cannot be checked. A file that does not match the lock is deleted.
   - Images are copied with C(skopeo), which checks their digest. The device plugin's own image is built from a base
     image and the locked wheels, without running anything. What O(programs) lists is read from the registry over HTTPS.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing]
+author: The gpufabric founders (@gpufabric)
 options:
   folder: {description: The folder to fill., type: path, required: true}
   lock:
@@ -90,9 +88,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description:
-    - What was fetched, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(object) is
-      a path in the folder; C(before) and C(after) are SHA-256, digest or text.
+  description: What was fetched, or would be in check mode, each with C(object), C(action), C(before) and C(after).
+    C(object) is a path in the folder; C(before) and C(after) are SHA-256, digest or text.
   returned: always
   type: list
   elements: dict

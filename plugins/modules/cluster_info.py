@@ -15,10 +15,8 @@ description:
   - With O(pod) it reads the pod, its events and its networks too, and probes it with C(kubectl exec). In check mode it
     does not, because that runs a script in the pod.
   - Runs where O(kubectl) runs, the first server.
-extends_documentation_fragment:
-  - gpufabric.rdma.reading
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.reading]
+author: The gpufabric founders (@gpufabric)
 options:
   pod: {description: 'A pod of the user, as NAMESPACE/NAME.', type: str}
   dra: {description: Whether to read what the cluster can do with DRA., type: bool, default: false}
@@ -52,18 +50,16 @@ cluster:
   returned: success
   type: dict
 dra:
-  description: >-
-    C(version) of Kubernetes; C(served), whether C(resource.k8s.io/v1) is; C(gates), for each feature gate whether the
-    API server keeps its fields; C(nodes), by name with C(kubelet), C(runtime) and C(system_uuid). Null
+  description: C(version) of Kubernetes; C(served), whether C(resource.k8s.io/v1) is; C(gates), for each feature gate
+    whether the API server keeps its fields; C(nodes), by name with C(kubelet), C(runtime) and C(system_uuid). Null
     where no API server responds.
   returned: with O(dra)
   type: dict
 pod:
-  description: >-
-    C(item), with C(namespace), C(name), C(annotations), C(host_paths), C(host_network), C(claims), C(security) and
-    C(containers), or C(missing), kubectl's message if the pod does not exist. C(pods), its state by its name, with
-    C(phase), C(reasons), C(status) (set by Multus) and C(ip). C(answers), probe output by pod name, empty if the pod
-    does not run. C(api_error), why the pod could not be read, or null.
+  description: C(item), with C(namespace), C(name), C(annotations), C(host_paths), C(host_network), C(claims),
+    C(security) and C(containers), or C(missing), kubectl's message if the pod does not exist. C(pods), its state by its
+    name, with C(phase), C(reasons), C(status) (set by Multus) and C(ip). C(answers), probe output by pod name, empty if
+    the pod does not run. C(api_error), why the pod could not be read, or null.
   returned: with O(pod), without check mode, where the cluster answers
   type: dict
 """

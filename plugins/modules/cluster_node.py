@@ -19,10 +19,8 @@ description:
   - If a disruption budget forbids an eviction, it is retried until O(timeout_seconds) have passed; then the module
     fails and names the pods. The node stays cordoned.
   - Runs where O(kubectl) runs; for O(state=settled) that is a server of the cluster.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing]
+author: The gpufabric founders (@gpufabric)
 options:
   name: {description: Name of the node in the cluster., type: str, required: true}
   state:
@@ -39,27 +37,23 @@ options:
     choices: [settled, drained, uncordoned, withdrawn]
     required: true
   left_boot:
-    description:
-      - For O(state=settled), the boot that the node is to have left, as
-        RV(gpufabric.rdma.node_facts#module:reboot) named it.
+    description: For O(state=settled), the boot that the node is to have left, as
+      RV(gpufabric.rdma.node_facts#module:reboot) named it.
     type: str
     default: ""
   ready: {description: 'For O(state=settled), whether the node has to be Ready.', type: bool, default: false}
   timeout_seconds:
-    description:
-      - How long to wait for the cluster, or for the pods to terminate.
+    description: How long to wait for the cluster, or for the pods to terminate.
     type: int
     default: 600
   kubectl: {description: The command as a list of words., type: list, elements: str, default: [k3s, kubectl]}
   api_timeout_seconds:
-    description:
-      - How long to wait for an API server that does not respond. Draining and uncordoning does not wait in check mode,
-        O(state=settled) waits for O(timeout_seconds).
+    description: How long to wait for an API server that does not respond. Draining and uncordoning does not wait in
+      check mode, O(state=settled) waits for O(timeout_seconds).
     type: int
     default: 120
   root:
-    description:
-      - Root directory of the server, where O(state=settled) reads what its etcd listens at.
+    description: Root directory of the server, where O(state=settled) reads what its etcd listens at.
     type: path
     default: /
 seealso:
@@ -100,17 +94,15 @@ EXAMPLES = r"""
 RETURN = r"""
 was_ready: {description: Whether the node is Ready., returned: with O(state=settled), type: bool}
 changes:
-  description:
-    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(action) is
-      C(cordon), C(drain), C(uncordon), C(delete), or C(remove) for the annotation; C(before) of C(drain) has the pods,
-      one per line.
+  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
+    C(action) is C(cordon), C(drain), C(uncordon), C(delete), or C(remove) for the annotation; C(before) of C(drain) has
+    the pods, one per line.
   returned: with any O(state) but V(settled)
   type: list
   elements: dict
 findings:
-  description:
-    - What the cluster lacks, or why the node did not reach the wanted state, each with C(object), C(wanted), C(seen),
-      C(next_step) and C(id).
+  description: What the cluster lacks, or why the node did not reach the wanted state, each with C(object), C(wanted),
+    C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict

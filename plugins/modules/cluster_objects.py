@@ -21,10 +21,8 @@ description:
   - With O(tokens) it creates tokens of service accounts instead. Their task needs C(no_log).
   - Nodes, namespaces and custom resource definitions are never deleted. Nodes and namespaces get no owner label,
     because others create them too.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing]
+author: The gpufabric founders (@gpufabric)
 options:
   objects:
     description:
@@ -36,9 +34,8 @@ options:
     type: list
     elements: dict
   owner:
-    description:
-      - Value of the label C(rdma.gpufabric.io/owner) on each object. Objects with this label that are no longer in
-        O(objects) are deleted.
+    description: Value of the label C(rdma.gpufabric.io/owner) on each object. Objects with this label that are no
+      longer in O(objects) are deleted.
     type: str
   prune_types:
     description:
@@ -68,15 +65,13 @@ options:
     choices: [collection, gitops]
     default: collection
   render:
-    description:
-      - Only return the objects as they would be sent, in RV(rendered), and for O(parts) of another task, in RV(part).
-        Done on the controller; no host is contacted.
+    description: Only return the objects as they would be sent, in RV(rendered), and for O(parts) of another task, in
+      RV(part). Done on the controller; no host is contacted.
     type: bool
     default: false
   bundle:
-    description:
-      - The bundle folder (C(k3s_bundle_dir)), or empty. Each image of O(objects) that it does not bring gets the digest
-        of lock/artifacts.yml; one that the lock does not have stays as it is.
+    description: The bundle folder (C(k3s_bundle_dir)), or empty. Each image of O(objects) that it does not bring gets
+      the digest of lock/artifacts.yml; one that the lock does not have stays as it is.
     type: path
   folder:
     description:
@@ -87,9 +82,8 @@ options:
     type: path
   rendered: {description: 'For O(folder), RV(rendered) of each role. The roles are listed in this order.', type: dict}
   tokens:
-    description:
-      - In place of O(objects), service accounts whose tokens to return in RV(tokens). One is created for each account
-        that has none, and is valid as long as the account exists.
+    description: In place of O(objects), service accounts whose tokens to return in RV(tokens). One is created for each
+      account that has none, and is valid as long as the account exists.
     type: dict
     suboptions:
       namespace: {description: Their namespace., type: str, required: true}
@@ -106,9 +100,8 @@ options:
     type: int
     default: 120
   wait:
-    description:
-      - What to wait for afterwards, even when nothing was changed. A condition that is already met costs no further
-        call.
+    description: What to wait for afterwards, even when nothing was changed. A condition that is already met costs no
+      further call.
     type: list
     elements: dict
     default: []
@@ -130,9 +123,8 @@ options:
         type: bool
         default: false
   wait_later:
-    description:
-      - Whether to wait only for what comes O(wait[].first), and to leave the rest to a later task. RV(pending) says
-        what that is.
+    description: Whether to wait only for what comes O(wait[].first), and to leave the rest to a later task. RV(pending)
+      says what that is.
     type: bool
     default: false
   parts:
@@ -193,9 +185,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description:
-    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The texts
-      are JSON. C(action) is C(create), C(apply) or C(prune).
+  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The
+    texts are JSON. C(action) is C(create), C(apply) or C(prune).
   returned: always
   type: list
   elements: dict
@@ -234,12 +225,7 @@ import json
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
-    Plan,
-    Refused,
-    converge,
-    reported,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Refused, converge, reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import tokens
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
@@ -285,13 +271,8 @@ class Cluster:
         asked = planner.predictable(wanted, known, missing)
         state: dict = {"down": None, "live": known, "predicted": {}, "errors": {}, "edited": {}}
         ways = planner.ways(parts)
-        for way in sorted(set(ways.values())):
-            predicted, errors, edited = self._predict(
-                [item for item in asked if ways[planner.Key.of(item)] == way], *way
-            )
-            state["predicted"].update(predicted)
-            state["errors"].update(errors)
-            state["edited"].update(edited)
+        for way in sorted({ways[planner.Key.of(item)] for item in asked}):
+            self._predict(state, [item for item in asked if ways[planner.Key.of(item)] == way], *way)
         return state
 
     def _live(self, wanted: list) -> tuple[list, set]:
@@ -311,55 +292,39 @@ class Cluster:
                     raise
             missing |= absent
 
-    def _predict(self, asked: list, force: bool, revert_edits: bool) -> tuple[dict, dict, dict]:
+    def _predict(self, state: dict, asked: list, force: bool, revert_edits: bool) -> None:
         """What the server would make of each object. One call; where it is rejected, one for each half.
 
         revert_edits: whether to predict, and later apply, the wanted values of fields changed by hand.
         """
-        if not asked:
-            return {}, {}, {}
         code, out, error = self._dry_run(asked, force)
-        if code == 0:
-            return planner.by_key(asked, parse_items(out)), {}, {}
-        if len(asked) > 1:
+        if code and len(asked) > 1:
             middle = len(asked) // 2
-            halves = (self._predict(half, force, revert_edits) for half in (asked[:middle], asked[middle:]))
-            predicted, errors, edited = ({**one, **other} for one, other in zip(*halves))
-            return predicted, errors, edited
-        (key,) = map(planner.Key.of, asked)
-        clash = planner.conflict(error)
-        if not (clash and revert_edits and planner.by_hand(clash)):
-            return {}, {key: error}, {}
-        code, out, error = self._dry_run(asked, True)
+            self._predict(state, asked[:middle], force, revert_edits)
+            self._predict(state, asked[middle:], force, revert_edits)
+            return
+        clash = planner.conflict(error) if code else None
+        if clash and revert_edits and planner.by_hand(clash):
+            state["edited"][planner.Key.of(asked[0])] = clash
+            code, out, error = self._dry_run(asked, True)
         if code:
-            return {}, {key: error}, {key: clash}
-        return planner.by_key(asked, parse_items(out)), {}, {key: clash}
+            state["errors"][planner.Key.of(asked[0])] = error
+        else:
+            state["predicted"].update(planner.by_key(asked, parse_items(out)))
 
     def _dry_run(self, objects: list, force: bool) -> tuple[int, str, str]:
         return self._kubectl.apply(objects, "--output=json", "--dry-run=server", *_forced(force))
 
     def _owned(self, parts: list) -> list:
-        owners = ",".join(part["owner"] for part in parts)
-        types = list(dict.fromkeys([*PRUNE_TYPES, *(name for part in parts for name in part["prune_types"])]))
-        while types:
-            selector = f"--selector={OWNER_LABEL} in ({owners})"
-            code, out, error = self._kubectl.run_retrying(
-                "get", ",".join(types), "--all-namespaces", selector, SHOW, "--output=json"
-            )
-            if code == 0:
-                return parse_items(out)
-            unknown = {name.partition(".")[0] for name in planner.unknown_types(error)}
-            left = [name for name in types if name.partition(".")[0] not in unknown]
-            if len(left) == len(types):
-                raise KubectlError(f"reading the objects of owner {owners}", error, _STAYS)
-            types = left
-        return []
+        types = dict.fromkeys([*PRUNE_TYPES, *(name for part in parts for name in part["prune_types"])])
+        selector = f"--selector={OWNER_LABEL} in ({','.join(part['owner'] for part in parts)})"
+        return self._kubectl.items_of(types, "--all-namespaces", selector, SHOW)[0]
 
     def apply(self, changes: list, parts: list, edited: dict):
         """edited: objects by key whose hand-edited fields are reverted."""
-        wanted = planner.of_all(parts)
         overridden = {key for key, (force, _revert) in planner.ways(parts).items() if force or key in edited}
-        for stage in planner.stages(wanted, changes):
+        sent = {change.object for change in changes if change.action != "prune"}
+        for stage in planner.stages([item for item in planner.of_all(parts) if str(planner.Key.of(item)) in sent]):
             names = {str(planner.Key.of(item)) for item in stage}
             for force in (False, True):
                 some = [item for item in stage if (planner.Key.of(item) in overridden) is force]

@@ -13,23 +13,19 @@ description:
     the plugins and IPAM plugins that they and O(networks) name, leftovers of interrupted writes, Multus' socket, and
     the kernel settings of the pod network. Changes nothing and does not fail for what it finds.
   - Also lints the objects that run Flannel and Multus, if given.
-extends_documentation_fragment:
-  - gpufabric.rdma.reading
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.reading]
+author: The gpufabric founders (@gpufabric)
 options:
   conf_directory: {description: Where Multus writes its configuration., type: path, default: /etc/cni/net.d}
   plugin_directory: {description: Where the roles put the plugins., type: path, default: /opt/cni/bin}
   plugins: {description: Names of the plugins that the roles install there., type: list, elements: str, default: []}
   primary:
-    description:
-      - The pod network's own configuration, which only Multus reads.
+    description: The pod network's own configuration, which only Multus reads.
     type: path
     default: /etc/cni/gpufabric-rdma.d/10-flannel.conflist
   multus: {description: Whether Multus must be the only configuration that the runtime sees., type: bool, default: true}
   networks:
-    description:
-      - Networks that Multus attaches to pods of the node.
+    description: Networks that Multus attaches to pods of the node.
     type: list
     elements: dict
     default: []
@@ -38,8 +34,7 @@ options:
       config: {description: 'Its configuration, JSON.', type: str, required: true}
   health_port: {description: "TCP port of Flannel's health endpoint, V(0) for none.", type: int, default: 0}
   objects:
-    description:
-      - DaemonSets and ConfigMaps of Flannel and Multus to lint.
+    description: DaemonSets and ConfigMaps of Flannel and Multus to lint.
     type: list
     elements: dict
     default: []
@@ -59,8 +54,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 findings:
-  description:
-    - The problems, most important first, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+  description: The problems, most important first, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: success
   type: list
   elements: dict

@@ -15,36 +15,28 @@ description:
     incomplete.
   - Plugins that are not listed and were not installed by an earlier run are left alone.
   - A converged node costs one call and no transfer.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   bundle:
     description: The bundle folder on the controller; C(bundle.yml) in it lists its files.
     type: path
     required: true
   names:
-    description:
-      - The plugins. V(flannel) comes from C(flannel-cni-plugin) of the bundle, a file or an image, all others from the
-        file C(cni-plugins).
+    description: The plugins. V(flannel) comes from C(flannel-cni-plugin) of the bundle, a file or an image, all others
+      from the file C(cni-plugins).
     type: list
     elements: str
     required: true
   machine: {description: Hardware name of the node as C(uname -m) prints it., type: str, required: true}
   directory: {description: Where the container runtime looks for plugins., type: path, default: /opt/cni/bin}
   binaries:
-    description:
-      - Set by the action plugin. The plugins to install.
+    description: Set by the action plugin. The plugins to install.
     type: list
     elements: dict
     suboptions:
       name: {description: Name of the plugin., type: str, required: true}
-      sha256:
-        description: Digest of its program.
-        type: str
-        required: true
+      sha256: {description: Digest of its program., type: str, required: true}
   staged:
     description:
       - Set by the action plugin. Folder on the node with what RV(needs) lists. Without it nothing is installed.
@@ -61,9 +53,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description:
-    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(action) is
-      C(place), C(mode), C(remove) or C(record); C(before) and C(after) are digests.
+  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
+    C(action) is C(place), C(mode), C(remove) or C(record); C(before) and C(after) are digests.
   returned: always
   type: list
   elements: dict

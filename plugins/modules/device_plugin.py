@@ -16,11 +16,8 @@ description:
     installs nothing beside them. O(migrate_allowed) decides what to do about them.
   - The action plugin of the same name runs on the controller. It builds the code file, checks the config with the
     plugin's own C(check-config), sends what the node lacks, and sets O(code_sha256), O(wheels) and O(staged).
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   state:
     description:
@@ -42,15 +39,13 @@ options:
     default: ""
   kubelet_root: {description: The kubelet's C(--root-dir)., type: str, default: /var/lib/kubelet}
   api:
-    description:
-      - By which API the plugin serves; the config is checked for it.
+    description: By which API the plugin serves; the config is checked for it.
     type: str
     choices: [device-plugin, dra, both]
     default: device-plugin
   api_server:
-    description:
-      - For a plugin that serves over DRA, how it reaches the API server. Without it the plugin has no kubeconfig, and
-        one of an earlier run is removed, with the token beside it.
+    description: For a plugin that serves over DRA, how it reaches the API server. Without it the plugin has no
+      kubeconfig, and one of an earlier run is removed, with the token beside it.
     type: dict
     suboptions:
       kubeconfig:
@@ -66,23 +61,15 @@ options:
       - For V(sole), whether DaemonSets that this collection did not apply may be deleted.
     type: bool
   replaced:
-    description:
-      - For V(sole), namespace and name, as V(kube-system/rdma-shared-dp-ds), of the DaemonSet that will be applied. One
-        of this name is left to be replaced. Empty when none is wanted.
+    description: For V(sole), namespace and name, as V(kube-system/rdma-shared-dp-ds), of the DaemonSet that will be
+      applied. One of this name is left to be replaced. Empty when none is wanted.
     type: str
     default: ""
   kubectl: {description: 'For V(sole), the kubectl command.', type: list, elements: str, default: [k3s, kubectl]}
-  timeout_seconds:
-    description: For V(sole), how long to wait for their pods to terminate.
-    type: int
-    default: 120
-  code_sha256:
-    description:
-      - Checksum of the code file. Filled by the action plugin.
-    type: str
+  timeout_seconds: {description: 'For V(sole), how long to wait for their pods to terminate.', type: int, default: 120}
+  code_sha256: {description: Checksum of the code file. Filled by the action plugin., type: str}
   wheels:
-    description:
-      - Rows of C(lock/artifacts.yml). Filled by the action plugin.
+    description: Rows of C(lock/artifacts.yml). Filled by the action plugin.
     type: list
     elements: dict
     default: []

@@ -17,10 +17,8 @@ description:
     that build.
   - The C(apt) path runs against real packages in the lab. The C(dnf) path has the same steps, compared as command
     lines; its packages are checked and unpacked by the real C(rpm) tools in the tests.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing]
+author: The gpufabric founders (@gpufabric)
 options:
   flavor:
     description:
@@ -34,33 +32,26 @@ options:
       - Version of V(doca) or V(mlnx_ofed), such as V(3.2.1). A package version matches when it starts with this.
     type: str
   packages:
-    description:
-      - Packages that make up the stack, instead of the flavor's own.
+    description: Packages that make up the stack, instead of the flavor's own.
     type: list
     elements: str
     default: []
   repository:
-    description:
-      - Where the packages come from.
+    description: Where the packages come from.
     type: dict
     suboptions:
       url: {description: Address of the flat repository., type: str}
       key: {description: 'The public key that signs it, armored.', type: str}
       fingerprints:
-        description:
-          - The fingerprints that are accepted. A key file that C(gpg) reads as anything but one such key is refused.
-            The node gets the key as C(gpg) exports it.
+        description: The fingerprints that are accepted. A key file that C(gpg) reads as anything but one such key is
+          refused. The node gets the key as C(gpg) exports it.
         type: list
         elements: str
         default: []
-      key_sha256:
-        description:
-          - SHA-256 of the key file, for a node without C(gpg).
-        type: str
+      key_sha256: {description: 'SHA-256 of the key file, for a node without C(gpg).', type: str}
       known_keys:
-        description:
-          - Keys that the lock names for the stack, each with C(id), C(fingerprint), C(release) and C(stated_by), for
-            the message about a key that is not accepted.
+        description: Keys that the lock names for the stack, each with C(id), C(fingerprint), C(release) and
+          C(stated_by), for the message about a key that is not accepted.
         type: list
         elements: dict
         default: []
@@ -70,31 +61,26 @@ options:
         type: bool
         default: false
       label:
-        description:
-          - The label in the repository's Release file, for the pin that blocks its C(dkms).
+        description: The label in the repository's Release file, for the pin that blocks its C(dkms).
         type: str
         default: DOCA-HOST*
       known: {description: 'What the lock offers, for the message about a missing address.', type: str}
   sha256:
-    description:
-      - SHA-256 of package files by package name; the repository's signed index must match.
+    description: SHA-256 of package files by package name; the repository's signed index must match.
     type: dict
     default: {}
   remove_allowed: {description: Whether another driver stack may be removed., type: bool}
   downgrade_allowed: {description: Whether an older version may replace a newer one., type: bool}
   nvidia_rebuild_allowed:
-    description:
-      - Whether DKMS may rebuild a closed NVIDIA driver whose C(nvidia_peermem) was built against another RDMA stack.
-        V(false) names the command. If not set, the module stops with an explanation.
+    description: Whether DKMS may rebuild a closed NVIDIA driver whose C(nvidia_peermem) was built against another RDMA
+      stack. V(false) names the command. If not set, the module stops with an explanation.
     type: bool
   hold_kernel:
-    description:
-      - Whether to hold the kernel packages, so that no upgrade installs a kernel without the driver. If not set, holds
-        stay unchanged.
+    description: Whether to hold the kernel packages, so that no upgrade installs a kernel without the driver. If not
+      set, holds stay unchanged.
     type: bool
   trial_build:
-    description:
-      - Whether to build the base DKMS module on trial first. This doubles the build time.
+    description: Whether to build the base DKMS module on trial first. This doubles the build time.
     type: bool
     default: true
   root: {description: Root directory of the node. With anything but V(/) nothing is changed., type: path, default: /}

@@ -12,10 +12,8 @@ description:
   - A reload unloads the modules of the stack, loads those on disk, and restores MTU, state and addresses of interfaces
     and the virtual functions that were lost. It does nothing while memory and disk agree.
   - A stack with C(openibd) is restarted through it. That path is not verified, since no HCA runs in the lab.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing]
+author: The gpufabric founders (@gpufabric)
 options:
   state:
     description:
@@ -29,13 +27,11 @@ options:
     default: planned
     choices: [planned, reloaded, restored]
   change:
-    description:
-      - For V(planned), what will be installed or removed, as a clause such as V(doca 3.2.1 is installed). Without it
-        only the difference between memory and disk counts.
+    description: For V(planned), what will be installed or removed, as a clause such as V(doca 3.2.1 is installed).
+      Without it only the difference between memory and disk counts.
     type: str
   activation:
-    description:
-      - For V(planned). V(auto) prefers a reload and reboots where a reload is ruled out.
+    description: For V(planned). V(auto) prefers a reload and reboots where a reload is ruled out.
     type: str
     choices: [auto, reload, reboot]
     default: auto
@@ -48,36 +44,23 @@ options:
     type: bool
   drain_allowed: {description: Whether pods may be drained from the node., type: bool}
   rename_allowed:
-    description:
-      - Whether the driver may change although an interface that carries management is configured by name.
+    description: Whether the driver may change although an interface that carries management is configured by name.
     type: bool
   software_hcas:
-    description:
-      - Count interfaces of rxe and siw devices as interfaces of HCAs.
+    description: Count interfaces of rxe and siw devices as interfaces of HCAs.
     type: bool
     default: false
   restore:
-    description:
-      - For V(reloaded), RV(restore) of the plan.
+    description: For V(reloaded), RV(restore) of the plan.
     type: dict
     suboptions:
-      netdevs:
-        description:
-          - Interfaces of HCAs with their settings.
-        type: list
-        elements: dict
-        required: true
+      netdevs: {description: Interfaces of HCAs with their settings., type: list, elements: dict, required: true}
       virtual_functions:
-        description:
-          - Physical functions with their virtual functions.
+        description: Physical functions with their virtual functions.
         type: list
         elements: dict
         required: true
-  timeout:
-    description:
-      - Seconds to wait for the interfaces to come back.
-    type: int
-    default: 90
+  timeout: {description: Seconds to wait for the interfaces to come back., type: int, default: 90}
   root: {description: 'For V(planned), root directory of the node.', type: path, default: /}
 seealso:
   - module: gpufabric.rdma.driver
@@ -129,9 +112,8 @@ changes:
   type: list
   elements: dict
 findings:
-  description:
-    - Why a reload, a reboot or the change itself is ruled out, including reasons that did not decide, or why the node
-      did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+  description: Why a reload, a reboot or the change itself is ruled out, including reasons that did not decide, or why
+    the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict

@@ -14,8 +14,7 @@ description:
   - Asks too whether ports of other nodes can be reached. What lies between the nodes is in the answer, a switch or a
     cloud's security group as well as a firewall.
   - Makes no permanent change. The process exits on its own; V(finished) or V(absent) removes its files.
-author:
-  - The gpufabric founders (@gpufabric)
+author: The gpufabric founders (@gpufabric)
 attributes:
   check_mode:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.
@@ -48,8 +47,7 @@ options:
     type: bool
     default: false
   networks_directory:
-    description:
-      - For V(read), where Multus reads network configurations. If set, RV(networks) is returned.
+    description: For V(read), where Multus reads network configurations. If set, RV(networks) is returned.
     type: path
   rounds: {description: "For V(started), this node's part of each round.", type: list, elements: dict, default: []}
   listen:
@@ -58,9 +56,8 @@ options:
     elements: dict
     default: []
   ask:
-    description:
-      - For V(probed), what to ask, all at the same time, each with C(protocol) (V(tcp), V(udp) or V(ping)), C(address)
-        and C(port). All further keys are returned as they are.
+    description: For V(probed), what to ask, all at the same time, each with C(protocol) (V(tcp), V(udp) or V(ping)),
+      C(address) and C(port). All further keys are returned as they are.
     type: list
     elements: dict
     default: []

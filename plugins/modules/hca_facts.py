@@ -20,11 +20,8 @@ attributes:
   facts:
     support: full
     description: Returns an C(ansible_facts) dictionary that is merged into existing host facts.
-author:
-  - The gpufabric founders (@gpufabric)
-extends_documentation_fragment:
-  - gpufabric.rdma.reading
-  - gpufabric.rdma.reading.rails
+author: The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.reading, gpufabric.rdma.reading.rails]
 options:
   root:
     description:
@@ -485,9 +482,8 @@ ansible_facts:
           returned: always
 forks: {description: 'Processes that were started, 0 on Debian.', returned: without O(capture), type: int}
 fixture:
-  description:
-    - The node as one dictionary with the keys name, about, provenance, seams, links, files, binary, errors, modes,
-      mtimes, directories and repeat; keys without content are left out.
+  description: The node as one dictionary with the keys name, about, provenance, seams, links, files, binary, errors,
+    modes, mtimes, directories and repeat; keys without content are left out.
   returned: with O(capture)
   type: dict
   sample:

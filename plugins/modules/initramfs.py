@@ -15,23 +15,18 @@ description:
   - An image is built beside the old one and renamed when complete, so a full C(/boot) does no harm.
   - File ages decide, so the next run completes one that failed midway.
   - The C(dracut) path is tested against captured trees only.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   sources:
-    description:
-      - Files that the images contain. For a missing file the modification time of its directory counts, which is that
-        of its removal or later.
+    description: Files that the images contain. For a missing file the modification time of its directory counts, which
+      is that of its removal or later.
     type: list
     elements: path
     default: [/etc/modprobe.d/zz-gpufabric-rdma.conf]
   stale:
-    description:
-      - Images known to be stale, as RV(gpufabric.rdma.rdma_netns#module:stale_images) returns them. In check
-        mode no file age shows what a write would have made stale.
+    description: Images known to be stale, as RV(gpufabric.rdma.rdma_netns#module:stale_images) returns them. In check
+      mode no file age shows what a write would have made stale.
     type: list
     elements: path
     default: []

@@ -14,16 +14,12 @@ description:
     restart. If something else started k3s, a file written after that start counts as changed.
   - On a server it returns when the API server is ready; it does not wait for Ready nodes, which need a pod network.
   - The k3s program must already be installed.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   role: {description: The node's role in the cluster., type: str, required: true, choices: [server, agent]}
   options:
-    description:
-      - Options of k3s by file, as M(gpufabric.rdma.plan) decided them. They contain no secrets.
+    description: Options of k3s by file, as M(gpufabric.rdma.plan) decided them. They contain no secrets.
     type: dict
     required: true
   registries:
@@ -31,8 +27,7 @@ options:
     type: dict
     default: {}
   token:
-    description:
-      - The token to write. Without it a missing token is generated, which only the first server may do.
+    description: The token to write. Without it a missing token is generated, which only the first server may do.
     type: str
   token_allowed_to_be_made: {description: Whether a missing token may be generated here., type: bool, default: false}
   takeover_allowed:
@@ -54,9 +49,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description:
-    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). Secrets are
-      hidden.
+  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
+    Secrets are hidden.
   returned: always
   type: list
   elements: dict

@@ -17,19 +17,15 @@ description:
     link is followed and no other file system entered; a folder that is a mount point is emptied and stays mounted.
   - Refuses a node with another Kubernetes, a folder behind a link, and one that others have mounted something in.
   - Unloads no kernel module and never flushes a firewall table.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
 options:
   allowed:
-    description:
-      - Whether the node's part of the cluster may go. Without a value it fails and names what would go, where there is
-        anything; C(false) only says so, as check mode does.
+    description: Whether the node's part of the cluster may go. Without a value it fails and names what would go, where
+      there is anything; C(false) only says so, as check mode does.
     type: bool
   volumes:
-    description:
-      - Whether the local volumes of pods, below C(/var/lib/rancher/k3s/storage), go too. Without a value it fails where
-        there are any.
+    description: Whether the local volumes of pods, below C(/var/lib/rancher/k3s/storage), go too. Without a value it
+      fails where there are any.
     type: bool
   ask:
     description: Whether an O(allowed) or O(volumes) without a value is refused. Not set, check mode does not ask.
@@ -38,8 +34,7 @@ options:
     description: Where the node's configurations of attached networks are.
     type: path
     default: /etc/cni/multus/net.d
-author:
-  - The gpufabric founders (@gpufabric)
+author: The gpufabric founders (@gpufabric)
 """
 
 EXAMPLES = r"""

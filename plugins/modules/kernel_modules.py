@@ -17,21 +17,16 @@ description:
     where the module cannot load.
   - Never unloads a module.
   - In a container only files are written.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   required:
-    description:
-      - Modules that the node must have.
+    description: Modules that the node must have.
     type: list
     elements: str
     default: [mlx5_core, mlx5_ib, ib_uverbs, ib_umad, rdma_cm, rdma_ucm]
   ipoib:
-    description:
-      - Whether to include C(ib_ipoib); V(auto) does where a port is InfiniBand.
+    description: Whether to include C(ib_ipoib); V(auto) does where a port is InfiniBand.
     type: str
     choices: [auto, always, never]
     default: auto

@@ -19,10 +19,8 @@ description:
   - Runs on the controller, makes no remote call and changes nothing.
 requirements:
   - netaddr (the Python library, on the controller), for O(variables)
-author:
-  - The gpufabric founders (@gpufabric)
-extends_documentation_fragment:
-  - gpufabric.rdma.deciding
+author: The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.deciding]
 options:
   objects:
     description: NetworkAttachmentDefinitions, and the IPPools and CIDRPools of nv-ipam that they draw from.
@@ -33,16 +31,14 @@ options:
     description: Variables C(networks_*); what they make is returned and linted in place of O(objects).
     type: dict
   nodes:
-    description:
-      - The nodes, each with C(host) and as C(networks) what M(gpufabric.rdma.node_facts) returned, or with its
-        C(netdevs), C(routes) and C(files). For O(variables) with C(number) (of its address block) and C(rails) too.
+    description: The nodes, each with C(host) and as C(networks) what M(gpufabric.rdma.node_facts) returned, or with its
+      C(netdevs), C(routes) and C(files). For O(variables) with C(number) (of its address block) and C(rails) too.
     type: list
     elements: dict
     required: true
   cluster:
-    description:
-      - C(pod_cidrs), C(service_cidrs), C(shared_resources), C(device_resources), C(pods_per_node) and
-        C(forbidden_masters_allowed). What is omitted is not checked.
+    description: C(pod_cidrs), C(service_cidrs), C(shared_resources), C(device_resources), C(pods_per_node) and
+      C(forbidden_masters_allowed). What is omitted is not checked.
     type: dict
     default: {}
   device_plugin_resources:

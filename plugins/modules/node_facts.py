@@ -13,21 +13,14 @@ description:
     O(settled) and O(probe) ask for.
   - No content of k3s' configuration and no secret leaves the node.
   - Changes nothing and loads no kernel module. What O(probe) opens may load one, which it then reports.
-author:
-  - The gpufabric founders (@gpufabric)
-extends_documentation_fragment:
-  - gpufabric.rdma.reading
-  - gpufabric.rdma.reading.root
-  - gpufabric.rdma.reading.rails
+author: The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.reading, gpufabric.rdma.reading.root, gpufabric.rdma.reading.rails]
 options:
   facts:
     description: Whether to gather the facts of M(gpufabric.rdma.hca_facts). O(probe) needs them in any case.
     type: bool
     default: true
-  software_hcas:
-    description: Whether soft-RoCE and siw devices count as HCAs.
-    type: bool
-    default: false
+  software_hcas: {description: Whether soft-RoCE and siw devices count as HCAs., type: bool, default: false}
   k3s:
     description: Read program, image archives, services, addresses, routes, SELinux and other Kubernetes distributions.
     type: dict
@@ -63,17 +56,14 @@ options:
     type: bool
     default: false
   settled:
-    description:
-      - Options of tasks of modules, to read in one call what they would change.
+    description: Options of tasks of modules, to read in one call what they would change.
     type: dict
     suboptions:
       node_files:
         description: Options of M(gpufabric.rdma.node_files) by any name, such as that of the role.
         type: dict
         default: {}
-      cni_plugins:
-        description: Options C(binaries) and C(directory) of M(gpufabric.rdma.cni_plugins).
-        type: dict
+      cni_plugins: {description: Options C(binaries) and C(directory) of M(gpufabric.rdma.cni_plugins)., type: dict}
       k3s_node:
         description: Options of M(gpufabric.rdma.k3s_node).
         type: dict
@@ -135,10 +125,7 @@ ansible_facts:
   description: The facts as M(gpufabric.rdma.hca_facts) returns them.
   returned: with O(facts)
   type: dict
-hostname:
-  description: The node's host name in lower case, or empty.
-  returned: success
-  type: str
+hostname: {description: 'The node''s host name in lower case, or empty.', returned: success, type: str}
 system_uuid:
   description: What a kubelet on this machine reports as its system UUID, or empty.
   returned: success
@@ -148,26 +135,23 @@ plugin_config:
   returned: success
   type: str
 k3s:
-  description: >-
-    C(architecture) (amd64 or arm64), C(python), C(clock) (seconds since the epoch), C(version), C(sums) (SHA-256 of
-    the program and of each image archive, by path), C(addresses), C(routes), C(services), C(foreign_files) (of a k3s
-    that this collection did not set up), C(others) (other distributions), C(namespaces) (findings about
+  description: C(architecture) (amd64 or arm64), C(python), C(clock) (seconds since the epoch), C(version), C(sums)
+    (SHA-256 of the program and of each image archive, by path), C(addresses), C(routes), C(services), C(foreign_files)
+    (of a k3s that this collection did not set up), C(others) (other distributions), C(namespaces) (findings about
     O(k3s.tests_namespace)), C(shared), C(shared_address), C(address_files), C(etcd) (what the etcd of a server says of
     its members) and C(registered) (the system UUID of each Node, by its name, as a server that runs has them).
   returned: with O(k3s)
   type: dict
 networks:
-  description: >-
-    C(netdevs) by name (C(index), C(mtu), C(type), C(addresses), C(default_route), C(pci)), C(routes) (C(destination),
-    C(netdev)), C(vfs_unit) (whether the unit of M(gpufabric.rdma.sriov_vfs) exists), C(files) (text by name) and
-    C(tools) (C(image), C(mounts)) for test pods.
+  description: C(netdevs) by name (C(index), C(mtu), C(type), C(addresses), C(default_route), C(pci)), C(routes)
+    (C(destination), C(netdev)), C(vfs_unit) (whether the unit of M(gpufabric.rdma.sriov_vfs) exists), C(files) (text by
+    name) and C(tools) (C(image), C(mounts)) for test pods.
   returned: with O(networks)
   type: dict
 firewall:
-  description: >-
-    C(tool) (ufw or firewalld, if it runs; nftables, if only its program is there; else null), C(rules), C(zones),
-    C(default_zone), C(names_vrrp), C(address) and C(netdev) of the default route, C(addresses) by interface, C(bound)
-    (ports by protocol), C(installed) and C(recorded) (rules of the role node_firewall).
+  description: C(tool) (ufw or firewalld, if it runs; nftables, if only its program is there; else null), C(rules),
+    C(zones), C(default_zone), C(names_vrrp), C(address) and C(netdev) of the default route, C(addresses) by interface,
+    C(bound) (ports by protocol), C(installed) and C(recorded) (rules of the role node_firewall).
   returned: with O(firewall)
   type: dict
 runtime:
@@ -175,17 +159,15 @@ runtime:
   returned: with O(runtime)
   type: dict
 reboot:
-  description: >-
-    C(findings), what the kernel that boots next lacks, each with C(object), C(wanted), C(seen), C(next_step) and C(id);
-    C(not_verified), what could not be looked at; C(cluster), whether a kubelet of a cluster is set up on the node
-    (C(member)), whether it is a server of k3s (C(server)), and other distributions with files on it (C(others));
+  description: C(findings), what the kernel that boots next lacks, each with C(object), C(wanted), C(seen), C(next_step)
+    and C(id); C(not_verified), what could not be looked at; C(cluster), whether a kubelet of a cluster is set up on the
+    node (C(member)), whether it is a server of k3s (C(server)), and other distributions with files on it (C(others));
     C(left), what the role reboot recorded before a reboot that no run has ended yet (C(left_boot), the boot then, and
     C(ready), whether the node was Ready), or null; C(boot_id), the present boot, as the kernel names it.
   returned: with O(reboot)
   type: dict
 settled:
-  description: >-
-    C(unsettled), what would change, or stands against it, as a list of objects by the name under
+  description: C(unsettled), what would change, or stands against it, as a list of objects by the name under
     O(settled.node_files), or C(cni_plugins), C(k3s_node) and C(device_plugin); C(contents), texts of the files that
     tasks of M(gpufabric.rdma.node_files) ask for, by path.
   returned: with O(settled)

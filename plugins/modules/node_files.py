@@ -14,15 +14,11 @@ description:
     interrupted in between.
   - Running and persisted values are separate. The caller passes the files for the boot as O(files);
     O(kernel_modules) and O(sysctls) set the running kernel.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   files:
-    description:
-      - The complete files.
+    description: The complete files.
     type: list
     elements: dict
     default: []
@@ -31,8 +27,7 @@ options:
       content: {description: The text., type: str, required: true}
       mode: {description: 'Its permissions, four octal digits.', type: str, default: '0644'}
   secrets:
-    description:
-      - Files with mode 0600 whose text appears in no output.
+    description: Files with mode 0600 whose text appears in no output.
     type: list
     elements: dict
     default: []
@@ -43,8 +38,7 @@ options:
         type: str
   absent: {description: Files that must not exist., type: list, elements: str, default: []}
   units:
-    description:
-      - Units of the system manager, whose files are among O(files).
+    description: Units of the system manager, whose files are among O(files).
     type: list
     elements: dict
     default: []
@@ -64,8 +58,7 @@ options:
   kernel_modules: {description: Kernel modules to load now., type: list, elements: str, default: []}
   sysctls: {description: 'Kernel parameters to set now, such as V(net.ipv4.ip_forward).', type: dict, default: {}}
   exclusive:
-    description:
-      - Directories in which no foreign file may take effect.
+    description: Directories in which no foreign file may take effect.
     type: list
     elements: dict
     default: []
@@ -74,16 +67,14 @@ options:
       suffixes: {description: Suffixes of the files that take effect., type: list, elements: str, required: true}
       keep: {description: Names that may exist., type: list, elements: str, required: true}
       allowed:
-        description:
-          - What to do with the others. If not set, the module fails and names them; V(true) renames each so that it no
-            longer takes effect; V(false) leaves and reports them.
+        description: What to do with the others. If not set, the module fails and names them; V(true) renames each so
+          that it no longer takes effect; V(false) leaves and reports them.
         type: bool
       reason: {description: The consequence of leaving them., type: str, required: true}
       consent: {description: Name of the variable that gives consent., type: str, required: true}
   contents: {description: Files whose text to return in RV(contents)., type: list, elements: str, default: []}
   programs:
-    description:
-      - Names of programs to look for among the running processes, returned in RV(programs).
+    description: Names of programs to look for among the running processes, returned in RV(programs).
     type: list
     elements: str
     default: []
@@ -103,9 +94,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description:
-    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The content
-      of a secret is never in it.
+  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The
+    content of a secret is never in it.
   returned: always
   type: list
   elements: dict

@@ -14,25 +14,19 @@ description:
   - On Debian and Ubuntu it writes a drop-in for GRUB and runs C(update-grub); on EL it calls C(grubby) and keeps a
     record of the parameter. It takes effect at a reboot, which it reports and does not do.
   - Functions that are passed on to virtual machines keep their isolation. The C(grubby) path is not tested on EL.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-  - gpufabric.rdma.reading.rails
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root, gpufabric.rdma.reading.rails]
+author: The gpufabric founders (@gpufabric)
 options:
   acs:
-    description:
-      - V(topology) sets the parameter that the node's topology needs and its kernel has. V(report) sets none, and
-        removes what V(topology) has set.
+    description: V(topology) sets the parameter that the node's topology needs and its kernel has. V(report) sets none,
+      and removes what V(topology) has set.
     type: str
     choices: [report, topology]
     default: report
   read_request:
-    description:
-      - MaxReadReq in bytes of the functions through which the rails reach their GPUs, set now and by a rule of udev
-        whenever a driver is bound, with C(setpci) of the package pciutils. A reset of the function undoes it; without
-        the option the rule is removed and the running values stay.
+    description: MaxReadReq in bytes of the functions through which the rails reach their GPUs, set now and by a rule of
+      udev whenever a driver is bound, with C(setpci) of the package pciutils. A reset of the function undoes it;
+      without the option the rule is removed and the running values stay.
     type: int
     choices: [4096]
 """

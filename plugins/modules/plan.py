@@ -16,10 +16,8 @@ description:
     anything to do on it, with the options that the roles' own tasks would have. With O(step=tests) it plans who
     measures whom; rails of the same index and network are peers.
   - Changes nothing. A host that cannot be read or has a wrong variable does not fail the task. The result says so.
-author:
-  - The gpufabric founders (@gpufabric)
-extends_documentation_fragment:
-  - gpufabric.rdma.deciding
+author: The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.deciding]
 options:
   step: {description: What to do., type: str, required: true, choices: [read, plan, print, refuse, compare, tests]}
   roles:
@@ -130,10 +128,9 @@ networks:
   returned: with O(step=plan), for that role, and with O(tests=networks)
   type: dict
 plan:
-  description: >-
-    For V(fabric) C(tests), what has no peer (C(unpaired)) and why, and C(clashes) of addresses. For V(pods)
-    C(namespace), C(objects), C(pods), and the hosts C(left_out) with the reason. For rounds C(rounds) (names of
-    tests), C(tests), what has no peer (C(alone)) and why, and C(clashes).
+  description: For V(fabric) C(tests), what has no peer (C(unpaired)) and why, and C(clashes) of addresses. For V(pods)
+    C(namespace), C(objects), C(pods), and the hosts C(left_out) with the reason. For rounds C(rounds) (names of tests),
+    C(tests), what has no peer (C(alone)) and why, and C(clashes).
   returned: with O(step=tests), but not for V(networks)
   type: dict
 parts: {description: 'What each host runs, round by round.', returned: for V(fabric) and V(rounds), type: dict}

@@ -16,10 +16,8 @@ description:
   - Runs on the controller, makes no remote call and changes nothing.
 requirements:
   - netaddr (the Python library, on the controller)
-author:
-  - The gpufabric founders (@gpufabric)
-extends_documentation_fragment:
-  - gpufabric.rdma.deciding
+author: The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.deciding]
 options:
   files:
     description: YAML files on the controller; a file may contain several objects.
@@ -32,9 +30,8 @@ options:
       - If omitted, the file of the group in the inventory's C(group_vars), or C(policy.yml) in the folder of the group.
     type: path
   nodes:
-    description:
-      - Nodes that the files are compared with, each with C(host) and C(facts) (what M(gpufabric.rdma.hca_facts) returns
-        as C(rdma), or nothing for a node that could not be read).
+    description: Nodes that the files are compared with, each with C(host) and C(facts) (what
+      M(gpufabric.rdma.hca_facts) returns as C(rdma), or nothing for a node that could not be read).
     type: list
     elements: dict
     default: []
@@ -55,24 +52,21 @@ EXAMPLES = r"""
 
 RETURN = r"""
 variables:
-  description:
-    - Variables of the roles device_plugin, driver and networks. With NicNodePolicies also C(groups), by the group of
-      the inventory, each with C(selector) (labels of its nodes) and C(variables).
+  description: Variables of the roles device_plugin, driver and networks. With NicNodePolicies also C(groups), by the
+    group of the inventory, each with C(selector) (labels of its nodes) and C(variables).
   returned: always
   type: dict
 lines:
-  description:
-    - One for each field, with C(source), C(object), C(field), C(verdict) (V(taken), V(wrong), V(left out), V(unknown)),
-      C(was), C(became) and C(why).
+  description: One for each field, with C(source), C(object), C(field), C(verdict) (V(taken), V(wrong), V(left out),
+    V(unknown)), C(was), C(became) and C(why).
   returned: always
   type: list
   elements: dict
 explanation: {description: The lines as readable text. It is also printed., returned: always, type: str}
 text: {description: The variables as a file of C(group_vars)., returned: success, type: str}
 texts:
-  description:
-    - The same, and one for each group of a NicNodePolicy, with C(group) (empty for all nodes), C(text), C(dest) and
-      C(block), which says that C(dest) has variables of the user too.
+  description: The same, and one for each group of a NicNodePolicy, with C(group) (empty for all nodes), C(text),
+    C(dest) and C(block), which says that C(dest) has variables of the user too.
   returned: success
   type: list
   elements: dict

@@ -18,16 +18,11 @@ description:
   - An empty list removes the unit and the script and leaves the running values unchanged.
   - Of rails in one subnet, Linux sends through one and answers ARP on any. With O(source_routes), each gets a table and
     a rule for its addresses, C(arp_ignore=1) and C(arp_announce=2). Without it, our rules and tables are removed.
-extends_documentation_fragment:
-  - gpufabric.rdma.reading.rails
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.reading.rails, gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   settings:
-    description:
-      - The NICs and their settings.
+    description: The NICs and their settings.
     type: list
     elements: dict
     default: []
@@ -66,9 +61,9 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute, under
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, running, systemctl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, enabled, running, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import UNITS, enabled, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import UNITS, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams

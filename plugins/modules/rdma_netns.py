@@ -16,11 +16,8 @@ description:
     owners. It never stops a workload.
   - Reports other files and the kernel command line if they set the mode too.
   - In a container only files are written.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   mode: {description: The wanted mode., type: str, default: shared, choices: [shared, exclusive]}
   override_allowed:
@@ -31,8 +28,7 @@ options:
       - No file can override the kernel command line, so the module always fails on it.
     type: bool
   retry_seconds:
-    description:
-      - How long to wait for short-lived units (systemd-hostnamed and the like) that hold a network namespace.
+    description: How long to wait for short-lived units (systemd-hostnamed and the like) that hold a network namespace.
     type: int
     default: 35
 seealso:
@@ -75,8 +71,7 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netlink import set_netns_mode
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan, set_netns_mode
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams

@@ -18,10 +18,8 @@ description:
 requirements:
   - netaddr (the Python library, on the controller)
   - jmespath (the Python library, on the controller), for O(query)
-author:
-  - The gpufabric founders (@gpufabric)
-extends_documentation_fragment:
-  - gpufabric.rdma.deciding
+author: The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.deciding]
 options:
   kind:
     description:
@@ -134,9 +132,8 @@ options:
   log: {description: 'For V(nccl_log), a file on the controller, produced with NCCL_DEBUG=INFO.', type: path}
   minimum_gbyte_per_s: {description: 'For V(nccl_log), the minimum bus bandwidth of the largest size.', type: float}
   query:
-    description:
-      - For V(facts), a JMESPath expression, see U(https://jmespath.org), such as V(hcas[].[name,firmware]). One that
-        cannot be evaluated is an error, without O(hosts) too.
+    description: For V(facts), a JMESPath expression, see U(https://jmespath.org), such as V(hcas[].[name,firmware]).
+      One that cannot be evaluated is an error, without O(hosts) too.
     type: str
   fixture: {description: 'For V(capture), the RV(gpufabric.rdma.hca_facts#module:fixture).', type: dict}
 """

@@ -15,15 +15,11 @@ description:
     does not apply to services.
   - Removes the drop-ins of services that are no longer listed.
   - Does not restart a service. C(not_applied) lists those that still run with the old limit.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   services:
-    description:
-      - Names of the services, without C(.service).
+    description: Names of the services, without C(.service).
     type: list
     elements: str
     default: [k3s, k3s-agent, containerd]

@@ -14,11 +14,8 @@ description:
   - Refuses what firmware or kernel would reject, and does not remove existing VFs without consent.
   - On InfiniBand, gives VFs without a GUID one and lets them follow their port's link; until then they have none.
   - An empty list removes unit and script and leaves the VFs unchanged.
-extends_documentation_fragment:
-  - gpufabric.rdma.changing
-  - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
+extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
+author: The gpufabric founders (@gpufabric)
 options:
   settings:
     description: The physical functions.
@@ -48,23 +45,15 @@ EXAMPLES = r"""
         vfs: 8
 """
 
-RETURN = r"""
-changes: {description: 'What was changed, or would be in check mode.', returned: always, type: list, elements: dict}
-findings:
-  description: Why the node did not reach the wanted state, with C(object), C(wanted), C(seen) and C(next_step).
-  returned: always
-  type: list
-  elements: dict
-notes: {description: What is worth knowing., returned: success, type: list, elements: str}
-"""
+RETURN = r""" # """
 
 import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import ENABLED, LINK_TARGET, SCRIPT, UNIT, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, enabled
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import SCRIPT, UNIT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -100,7 +89,7 @@ def read(root: str) -> dict:
         "node": facts["node"],
         "devices": devices,
         "owned_files": owned,
-        "enabled": tree.readlink(ENABLED) == LINK_TARGET,
+        "enabled": [UNIT] if tree.readlink(enabled(UNIT)[0]) == enabled(UNIT)[1] else [],
     }
 
 

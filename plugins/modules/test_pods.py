@@ -12,8 +12,7 @@ description:
   - Runs the pods that M(gpufabric.rdma.plan) planned, probes each, and sends traffic between them.
   - All objects are in a separate namespace, which is deleted with them, so no change is reported.
   - Runs where O(kubectl) runs, the first server.
-author:
-  - The gpufabric founders (@gpufabric)
+author: The gpufabric founders (@gpufabric)
 attributes:
   check_mode:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.

@@ -1,7 +1,5 @@
 """The lab's cluster, as `site.yml` leaves it, for tests that break it on purpose."""
 
-from __future__ import annotations
-
 import pytest
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import SNAPSHOT, Cluster
 

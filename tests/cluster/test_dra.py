@@ -6,8 +6,6 @@ plugin and k3s are restarted (3), DRA_PLACEMENTS how many pods with GPU and rail
 feature gates that are turned on, such as DRAConsumableCapacity,DRADeviceTaints,ResourceHealthStatus.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -27,7 +25,6 @@ from lab import programs  # noqa: E402
 DRIVER, GPU_DRIVER, GPU_CLASS = "rdma.gpufabric.io", "gpu.example.com", "gpu.nvidia.com"
 ROOT = "resource.kubernetes.io/pcieRoot"
 ROOTS = {"pci0000:40", "pci0000:80"}
-ROOT_PORTS = "0604"  # the PCI class of what plays a GPU
 # The kubelet's credential may write the slices of its own node.
 GPUS = (
     "systemd-run --quiet --unit=gpu-dra /usr/local/bin/gpu-dra -class {kind} -node-name {node}"
@@ -167,7 +164,8 @@ def over_dra(brought_up):
     for name in brought_up.nodes:
         with program.open("rb") as stream:
             subprocess.run([CHECKOUT / "lab/labctl", "ssh", name, receive], stdin=stream, check=True)
-        brought_up.node(name, GPUS.format(kind=ROOT_PORTS, node=name))
+        # The PCI class of what plays a GPU.
+        brought_up.node(name, GPUS.format(kind="0604", node=name))
     expression = f"device.driver == '{GPU_DRIVER}'"
     spec = {"selectors": [{"cel": {"expression": expression}}]}
     gpus = api_object("resource.k8s.io/v1", "DeviceClass", GPU_CLASS, spec=spec)

@@ -4,8 +4,6 @@ Each of the two firewalls of Debian starts closed, as its packages leave it, but
 no peers to ask: there is nothing to name, but its pods' networks are opened all the same.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What happens to a node over time, on the real kubelet: ports, HCAs, restarts, maintenance. Times are figures."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 
@@ -10,8 +8,6 @@ from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfa
 from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_object
 
 # --- Ports, HCAs, restarts, limits ------------------------------------------------------------------------------------
-
-LAST_RAIL = "rdma/hca_shared_devices_7"
 
 
 def offered(cluster, resource):
@@ -40,7 +36,7 @@ def test_an_hca_that_is_unplugged_takes_its_resource_along(cluster):
     shown = cluster.node(cluster.worker, "rdma link show rxe7/1").split()
     netdev = shown[shown.index("netdev") + 1]
     add = f"rdma link add rxe7 type rxe netdev {netdev}"
-    falls_and_returns(cluster, LAST_RAIL, "HCA of rail 7", "rdma link delete rxe7", add)
+    falls_and_returns(cluster, "rdma/hca_shared_devices_7", "HCA of rail 7", "rdma link delete rxe7", add)
 
 
 def test_n14_a_kubelet_that_restarts_has_its_resources_again(breakable):

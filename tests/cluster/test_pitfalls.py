@@ -4,8 +4,6 @@ Ids in the test names are those of docs/pitfalls.md. Each test first disables th
 show that the fault is real, then lets the fix work.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 

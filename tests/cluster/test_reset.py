@@ -1,7 +1,5 @@
 """reset.yml removes what the cluster layer created and only that: the node is as the host layer alone leaves it."""
 
-from __future__ import annotations
-
 import json
 
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls

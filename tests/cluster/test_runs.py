@@ -4,8 +4,6 @@ INTERRUPTIONS says how often a run is killed (20), INTERRUPTIONS_LONGEST after h
 moments are drawn from a seed that is printed, so that a failure can be repeated.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import random

@@ -3,8 +3,6 @@
 The short form of test_runs.py and test_pitfalls.py, for every commit.
 """
 
-from __future__ import annotations
-
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
 
 # Those of a converged node, and what installs the plugin there.

@@ -5,8 +5,6 @@ watches that end and that are too old (410), validation of sizes and of immutabl
 off, which are dropped without a word.
 """
 
-from __future__ import annotations
-
 import copy
 import http.server
 import json

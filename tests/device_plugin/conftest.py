@@ -1,7 +1,5 @@
 """The device plugin's tests need grpcio: device_plugin/requirements-dev.txt, in an environment of their own."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil

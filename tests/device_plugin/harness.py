@@ -1,7 +1,5 @@
 """Runs a Plugin in a thread or as a process, with a node of tests/fixtures below it that changes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -4,8 +4,6 @@ Written from kubernetes/pkg/kubelet/cm/devicemanager and pluginmanager. It uses 
 shares nothing with the plugin that it talks to.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

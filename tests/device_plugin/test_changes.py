@@ -1,7 +1,5 @@
 """What happens while the plugin runs: links, hot-plug, drivers that load late, config changes, reads that hang."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """The command line as processes: Go's flag syntax, exit codes, streams, signals (1.1); and the distribution."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import fcntl

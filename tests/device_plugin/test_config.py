@@ -1,7 +1,5 @@
 """config.json: upstream's cases (A3 to A16), Go's JSON rules, what the kubelet would refuse, and our extensions."""
 
-from __future__ import annotations
-
 import json
 import string
 

@@ -1,7 +1,5 @@
 """Mode dra: registration, slices, claims and health, between a kubelet and an API server that are doubles."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Plans of slices, records, claims and entries of both APIs, over many inputs; what mode device-plugin loads."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

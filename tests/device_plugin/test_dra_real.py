@@ -4,8 +4,6 @@ The API server is the better judge of what it keeps, of validation and of the ga
 stays a double, and so does the wipe of its start.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Discovery over captured nodes, selectors, character devices, health: everything that is decided without a socket."""
 
-from __future__ import annotations
-
 import pytest
 from harness import Node, document, entry
 from hypothesis import given

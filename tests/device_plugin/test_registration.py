@@ -1,7 +1,5 @@
 """Cases 2A of the guide over real unix sockets: registration, restarts, lists, allocations. Comments name the case."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

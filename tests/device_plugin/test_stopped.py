@@ -1,7 +1,5 @@
 """What it tells others, also when it is stopped or stuck: watchdog, socket, /metrics, /readyz."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import runpy

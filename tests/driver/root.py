@@ -5,8 +5,6 @@ release that uname and /proc tell is that of the image's kernel, and systemctl a
 may mount, and leaves no mount behind.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -5,8 +5,6 @@
 What a booted node adds (gate, reboot, memory) is for test_on_lab.py. The tests build on one another.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pathlib

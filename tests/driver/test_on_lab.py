@@ -7,8 +7,6 @@ The tests build on one another and are run in the order in which they stand here
 folder, so that after a failure a restored snapshot of the node can be taken up where it was saved.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

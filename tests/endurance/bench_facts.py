@@ -8,8 +8,6 @@ included, by their paths, in a loop that does nothing with what it reads. On a n
 plugins/module_utils/hca and tests/endurance are enough, side by side as they are here.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pathlib

@@ -5,8 +5,6 @@ module. Both get the same config.json, the same laid-over sysfs tree of 8 HCAs a
 emulated, so only the ratios mean something. `bench_peer.py --node TREE PLUGINS ROUNDS` is the part that runs there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -87,16 +85,13 @@ def main(rounds: int) -> int:
     for mode, figures in result.items():
         print(f"\n{mode}, median of {rounds}: ours, the Go plugin's, ours / the Go plugin's")
         for name in figures[OURS][0]:
-            ours, theirs = (middle([row[name] for row in figures[who]]) for who in (OURS, THEIRS))
+            # None where it did not happen in one of the rounds.
+            rounds_of = ([row[name] for row in figures[who]] for who in (OURS, THEIRS))
+            ours, theirs = (None if None in values else statistics.median(values) for values in rounds_of)
             ratio = f"{ours / theirs:8.2f}" if ours and theirs else ""
             print(f"  {name:40} {shown(ours):>8} {shown(theirs):>8} {ratio}")
     print(f"\n8 resources of {UNITS} on 8 HCAs; never: not within {PATIENCE:.0f} s. The Go plugin looks at no link.")
     return 0
-
-
-def middle(values):
-    """The median; None where it did not happen in one of the rounds."""
-    return None if None in values else statistics.median(values)
 
 
 def shown(value):

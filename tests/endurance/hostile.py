@@ -6,8 +6,6 @@ node2's Python is ours: it runs each module and changes the answer. What the con
 afterwards is what they held before, or what they hold after the same playbook with an honest node2, but for MAY_DIFFER.
 """
 
-from __future__ import annotations
-
 import collections
 import fnmatch
 import json

@@ -6,8 +6,6 @@ passes as many checks as a run that nothing disturbed, and leaves the node as th
 .lab/kill-sweep, and is not done again while the sources are the same.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import fcntl

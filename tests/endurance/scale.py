@@ -7,8 +7,6 @@ connections anew. Processor time and memory are those of the controller's proces
 and the connections that ssh keeps. Seconds are not a fleet's: nodes and controller share this machine's processors.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -6,8 +6,6 @@ claims' records and sockets have to be what node and config say, within BOUND se
 After a quarter of the time memory, descriptors and threads may rise by what LIMITS says.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

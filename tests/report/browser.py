@@ -5,8 +5,6 @@ table gives the grave of all), whole-page overflow on a narrow screen, keyboard,
 shows.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil

@@ -4,8 +4,6 @@ machines.py reboot PLAN    what a server does when it is rebooted: its member is
                            member, then the kubelet reports its new boot
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 """Nodes on this machine: a root (an overlay of this one's), a network namespace and a host name each, with doubles of
 systemctl and of a k3s server whose API is ready."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil

@@ -3,8 +3,6 @@
 The role's tasks and keepalived are real; the API server is a double over real TLS, systemctl one as well.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

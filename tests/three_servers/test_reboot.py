@@ -3,8 +3,6 @@
 Modules, plays and etcd are real; nodes are folders, the API server is the double of kubectl.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

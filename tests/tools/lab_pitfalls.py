@@ -1,7 +1,5 @@
 """What the tests of the pod network's pitfalls plant in the lab's cluster, and what they observe."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import shlex

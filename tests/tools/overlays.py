@@ -1,7 +1,5 @@
 """What tests lay over a captured node: a way in over the HCA, a disk behind the stack, pods, names, Secure Boot."""
 
-from __future__ import annotations
-
 import base64
 from dataclasses import dataclass, field
 

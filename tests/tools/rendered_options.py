@@ -6,8 +6,6 @@ converts it, and what stands under the name of an option as that is converted: a
 Ansible's collection loader has to be at work before this is imported, so it takes a process of its own.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import pathlib

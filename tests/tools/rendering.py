@@ -8,8 +8,6 @@ lands, and then with each hostile string in all of them: what comes out has the 
 Its own process, because Ansible's collection loader has to be at work.
 """
 
-from __future__ import annotations
-
 import configparser
 import copy
 import functools
@@ -49,9 +47,10 @@ GIVEN = {
     "ansible_facts": {"rdma": {"hcas": [{"name": "", "kind": "pci"}], "rails": []}},
     "groups": {"all": ["node1", "node2"], "gpu_nodes": ["node1", "node2"], "k3s_servers": ["node1"]},
     "inventory_hostname": "node1",
+    "component": "sriov-cni",
 }
-# Checked before: names of hosts, addresses of the shared address' plan.
-CHECKED = ("groups", "inventory_hostname", "__device_plugin_mine", "__k3s_mine", "shared")
+# Checked before: names of hosts and components, addresses of the shared address' plan.
+CHECKED = ("groups", "inventory_hostname", "component", "__device_plugin_mine", "__k3s_mine", "shared")
 PLANTABLE = set(GIVEN) - set(CHECKED)
 # What decides which parts are there.
 CHOSEN = {"networks_components": list(GIVEN["__networks_used_images"]), "k3s_node_features_by_nfd": True}
@@ -212,6 +211,7 @@ def unfolded(value):
 
 # Includes the templates of the chosen components, which are rendered one by one.
 GATHERED = ("networks", "components.yml.j2")
+ALIKE = ("sriov-cni", "ib-sriov-cni", "ipoib-cni")
 PLUGIN = ROOT / "device_plugin/deploy"
 WORKLOADS = ("DaemonSet", "Deployment", "StatefulSet", "ReplicaSet", "Job", "CronJob", "Pod")
 
@@ -234,7 +234,9 @@ def by_source() -> dict[str, list[dict]]:
     found = {}
     for role, name in texts():
         if name.endswith(".yml.j2") and (role, name) != GATHERED:
-            found[f"roles/{role}/templates/{name}"] = of_template(role, name)
+            parts = ALIKE if (role, name) == ("networks", "cni.yml.j2") else ("",)
+            objects = [item for component in parts for item in of_template(role, name, {"component": component})]
+            found[f"roles/{role}/templates/{name}"] = objects
     for path in sorted(PLUGIN.rglob("*.yaml")):
         items = [item for item in yaml.safe_load_all(path.read_text()) if item]
         patches = [entry["patch"] for item in items for entry in item.get("patches") or () if "patch" in entry]

@@ -3,8 +3,6 @@
 report_documents.py FOLDER    writes the pages that tests/report/browser.py looks at: lab, rails and fleet
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import pathlib

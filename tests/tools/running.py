@@ -1,7 +1,5 @@
 """Modules and playbooks as Ansible runs them, for tests: real processes, this machine's Python, no SSH."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

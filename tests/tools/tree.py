@@ -6,8 +6,6 @@
 The format is described in tests/fixtures/README.md.
 """
 
-from __future__ import annotations
-
 import atexit
 import base64
 import functools

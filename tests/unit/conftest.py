@@ -1,7 +1,5 @@
 """What all unit tests share: Ansible's home, archives of modules that are built once, no long sleep."""
 
-from __future__ import annotations
-
 import os
 import time
 

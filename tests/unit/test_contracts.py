@@ -1,7 +1,5 @@
 """Two places that must agree do, what is named exists, a job is done in one place, and nothing hides a failure."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import json

@@ -5,8 +5,6 @@ it are the columns below that path: a tuple, or one for each entry. A fault is a
 kernel shows it: what belongs to the function is gone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Which hosts the tests visit, and Ansible's own view of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -3,8 +3,6 @@
 On one node, since an installed plugin is the same everywhere; there is no kubelet, so it has to wait for one.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

@@ -1,6 +1,6 @@
 """The content of a bundle folder, from lock/artifacts.yml.
 
-PRIVATE to the collection. Pure. The module `bundle` fetches what `wanted` lists and writes what `describe` returns.
+Pure. The module `bundle` fetches what `wanted` lists and writes what `describe` returns.
 """
 
 from __future__ import annotations

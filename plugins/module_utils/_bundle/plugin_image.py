@@ -1,8 +1,8 @@
 """The device plugin as an image: a base image with Python, and one layer with the plugin and its locked wheels on top.
 
-PRIVATE to the collection. Nothing is run, so an image for another processor is made as well. The same base, wheels and
-sources give the same bytes: the layer is sorted, without dates and owners. Base and result are docker-archives, as
-skopeo and `docker save` write them and `k3s ctr images import` takes them.
+Nothing is run, so an image for another processor is made as well. The same base, wheels and sources give the same
+bytes: the layer is sorted, without dates and owners. Base and result are docker-archives, as skopeo and `docker save`
+write them and `k3s ctr images import` takes them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Addresses that an IPAM hands out, as host-local, whereabouts and nv-ipam count them, and whether they suffice.
 
-PRIVATE to the collection. Pure; standard library only. The linter, the planner of networks and the import of policies
-ask the same questions here.
+Pure; standard library only. The linter, the planner of networks and the import of policies ask the same questions here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A node's container runtime: the keys of containerd's config.toml that CNI, CDI and test pods depend on.
 
-PRIVATE to the collection. Pure but for `read`; standard library only, and Python 3.9 has no TOML parser, so this reads
-the subset that containerd's own and k3s' rendered files use: tables, strings, integers, booleans, arrays of strings.
+Pure except `read`; standard library only, and Python 3.9 has no TOML parser, so this reads the subset that
+containerd's own and k3s' rendered files use: tables, strings, integers, booleans, arrays of strings.
 """
 
 from __future__ import annotations

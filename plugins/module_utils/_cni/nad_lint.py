@@ -1,7 +1,7 @@
 """Problems in NetworkAttachmentDefinitions, checked against the nodes they are for.
 
-PRIVATE to the collection. Pure; standard library only. Most of these mistakes show up only when a pod hangs in
-ContainerCreating, or as lost packets.
+Pure; standard library only. Most of these mistakes show up only when a pod hangs in ContainerCreating, or as lost
+packets.
 """
 
 from __future__ import annotations
@@ -148,11 +148,7 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding
     findings += _among_each_other(parsed)
     findings += _same_name(parsed)
     findings += _same_block(parsed)
-    return _merged(findings)
-
-
-def _merged(findings: list[Finding]) -> list[Finding]:
-    """Each finding once: a configuration that is the same on every node is reported once, not once per node."""
+    # A configuration that is the same on every node is reported once, not once per node.
     return list(dict.fromkeys(findings))
 
 

@@ -1,6 +1,6 @@
 """Problems in a node's CNI setup and in the DaemonSets behind it.
 
-PRIVATE to the collection. Pure: state in, findings out.
+Pure: state in, findings out.
 
 State, as the module reads it:
     machine      the node's `uname -m`

@@ -1,6 +1,6 @@
 """Which CNI plugins to install.
 
-PRIVATE to the collection. `read` asks the node; `plan` is pure: state and options in, Plan out.
+`read` asks the node; `plan` is pure: state and options in, Plan out.
 
 State:
     files     {name: {sha256, mode, link} or None}

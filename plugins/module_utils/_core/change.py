@@ -1,7 +1,7 @@
 """A module's plan and how it is applied.
 
-PRIVATE to the collection. A planner turns facts and options into a Plan; `changed`, `changes` and `diff` of the result
-all come from that one Plan, so check mode and a real run cannot disagree.
+A planner turns facts and options into a Plan; `changed`, `changes` and `diff` of the result all come from that one
+Plan, so check mode and a real run cannot disagree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The files this collection owns: planned from facts, written atomically, never through a symbolic link.
-
-PRIVATE to the collection.
-"""
+"""The files this collection owns: planned from facts, written atomically, never through a symbolic link."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where a node's programs are, and which ports they have.
-
-PRIVATE to the collection.
-"""
+"""Where a node's programs are, and which ports they have."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Text for people: findings with their four facts, tables, lists; nothing in it that a terminal would obey.
-
-PRIVATE to the collection. Pure.
-"""
+"""Text for people: findings with their four facts, tables, lists; nothing in it that a terminal would obey. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Unit files and daemon-reload: both or neither; units start only after a reload.
-
-PRIVATE to the collection.
-"""
+"""Unit files and daemon-reload: both or neither; units start only after a reload."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ import time
 from collections.abc import Iterable
 from typing import Callable
 
-from .change import Change, Refused, failed
-from .files import apply_file, restorer, under
+from .change import Change, Plan, Refused, failed
+from .files import apply_file, plan_file, plan_removal, restorer, under
 
 SYSTEM = "/etc/systemd/system"
 # [Service] settings of a script that works on NICs through /sys, which alone stays writable. No PrivateNetwork=: the
@@ -64,6 +61,26 @@ def started_at(shown: dict[str, str]) -> float:
     shown: output of systemctl show, with ExecMainStartTimestampMonotonic (microseconds since the boot).
     """
     return time.time() - time.monotonic() + int(shown.get("ExecMainStartTimestampMonotonic") or 0) / 1e6
+
+
+def enabled(unit: str) -> tuple[str, str]:
+    """(path, target) of the link that `systemctl enable` would create."""
+    folder, _slash, name = unit.rpartition("/")
+    return f"{folder}/multi-user.target.wants/{name}", f"../{name}"
+
+
+def plan_unit(made: Plan, facts: dict, unit: str, text: str, needed: bool) -> None:
+    """The unit and its link. A module reads the links; with facts only, the unit file implies its link."""
+    link, target = enabled(unit)
+    is_enabled = unit in facts.get("enabled", facts["owned_files"])
+    if needed:
+        plan_file(made, facts, unit, text)
+        if not is_enabled:
+            made.change(link, "link", "", target)
+        return
+    if is_enabled:
+        made.change(link, "unlink", target, "")
+    plan_removal(made, facts, unit)
 
 
 def apply_units(

@@ -1,7 +1,7 @@
 """Whether device plugins answer on their sockets, asked as the kubelet asks: one gRPC call, without grpcio.
 
-PRIVATE to the collection. Standard library only; runs on the node. GetDevicePluginOptions changes nothing in any
-plugin; a ListAndWatch would pass for the kubelet's own.
+Standard library only; runs on the node. GetDevicePluginOptions changes nothing in any plugin; a ListAndWatch would pass
+for the kubelet's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """config.json of the device plugin, built from the role's variables and a node's rails.
 
-PRIVATE to the collection. Pure; runs on the controller.
+Pure; runs on the controller.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def entries(resources, rails: list[dict] | None, api: str = PLUGIN, dra_rails=()
     problems.
     """
     if not is_known(resources):
-        raise ValueError(f"wanted {WANTED}, seen {_short(resources)}")
+        raise ValueError(f"wanted {WANTED}, seen {short(resources)}")
     if resources != RAILS:
         return resources
     if not rails:
@@ -55,27 +55,27 @@ def is_known(resources) -> bool:
 
 def names(resources: list[dict]) -> list[str]:
     """The resource names of a configList; the plugin's keys are case-insensitive."""
-    found = [_keys(item).get("resourcename") for item in resources]
+    found = [keys(item).get("resourcename") for item in resources]
     return [name for name in found if isinstance(name, str)]
 
 
 def full_name(entry: dict) -> str:
     """The resource as pods name it."""
-    keys = _keys(entry)
-    return f"{keys.get('resourceprefix') or 'rdma'}/{keys.get('resourcename')}"
+    given = keys(entry)
+    return f"{given.get('resourceprefix') or 'rdma'}/{given.get('resourcename')}"
 
 
 def api_of(entry: dict, api: str) -> str:
     """By which API the plugin serves an entry; api: its mode."""
-    return (_keys(entry).get("api") or PLUGIN) if api == BOTH else api
+    return (keys(entry).get("api") or PLUGIN) if api == BOTH else api
 
 
 def matching(entry: dict, facts: dict) -> list[str]:
     """Names of a node's HCAs that an entry selects: OR inside a list, AND between lists. Partitions are not judged."""
-    keys = _keys(entry)
-    given, extra = _keys(keys.get("selectors") or {}), _keys(keys.get("extraselectors") or {})
-    if keys.get("devices") and not given:
-        given = {"ifnames": keys["devices"]}
+    own = keys(entry)
+    given, extra = keys(own.get("selectors") or {}), keys(own.get("extraselectors") or {})
+    if own.get("devices") and not given:
+        given = {"ifnames": own["devices"]}
     found = []
     for hca in facts.get("hcas") or []:
         pci, netdevs = hca.get("pci") or {}, hca.get("netdevs") or []
@@ -93,7 +93,7 @@ def matching(entry: dict, facts: dict) -> list[str]:
             "ifnames": names,
             "numanodes": {pci.get("numa_node")},
         }
-        if not pci and not keys.get("softwaredevices"):
+        if not pci and not own.get("softwaredevices"):
             continue
         good = all(not wanted or have.get(name, set()) & set(wanted) for name, wanted in given.items())
         if good and all(
@@ -111,14 +111,19 @@ def _fits(values: set, wanted: list) -> bool:
     )
 
 
-def _keys(item: dict) -> dict:
+def keys(item: dict) -> dict:
     """With keys in lower case: the plugin accepts any."""
     return {str(key).lower(): value for key, value in item.items()}
 
 
+def interfaces(entry: dict) -> list[str]:
+    """The ifNames that an entry selects by."""
+    return keys(keys(entry).get("selectors") or {}).get("ifnames") or []
+
+
 def sets_links_up(resources: list[dict]) -> bool:
     """Whether an entry leaves linkUp at its default, true, which needs CAP_NET_ADMIN."""
-    return any(_keys(item).get("linkup") is not False for item in resources)
+    return any(keys(item).get("linkup") is not False for item in resources)
 
 
 def _entry(rail: dict) -> dict:
@@ -138,6 +143,6 @@ def _entry(rail: dict) -> dict:
     return entry
 
 
-def _short(value) -> str:
+def short(value) -> str:
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,7 +1,4 @@
-"""Shared RDMA over DRA as objects of a cluster: classes of devices, and what a node's plugin may do.
-
-PRIVATE to the collection. Pure.
-"""
+"""Shared RDMA over DRA as objects of a cluster: classes of devices, and what a node's plugin may do. Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +14,29 @@ SLICES = f"slices.{DRIVER}"
 _RBAC, _ADMISSION = "rbac.authorization.k8s.io", "admissionregistration.k8s.io"
 # The claim of a token that was issued for a pod; a token in a Secret has none.
 _NODE_CLAIM = "authentication.kubernetes.io/node-name"
+# What each slice that a plugin writes has to meet.
+_RULES = (
+    {
+        "expression": "variables.node != ''",
+        "message": "the plugin's token names no node: it must be that of a pod on a node",
+    },
+    {
+        "expression": "variables.of == variables.node",
+        "messageExpression": "'the plugin of node ' + variables.node + ' may not write slices of node \"'"
+        " + variables.of + '\"'",
+    },
+    {
+        "expression": f"variables.slice.driver == '{DRIVER}'",
+        "messageExpression": "'the RDMA plugin may not write slices of driver ' + variables.slice.driver",
+    },
+    # A higher generation in another node's pool would make the scheduler ignore that node's slices.
+    {
+        "expression": "variables.slice.pool.name == variables.node"
+        " || variables.slice.pool.name.startsWith(variables.node + '/')",
+        "messageExpression": "'the plugin of node ' + variables.node + ' may not write pool '"
+        " + variables.slice.pool.name",
+    },
+)
 
 
 def class_of(index: int) -> str:
@@ -147,32 +167,7 @@ def _policy(in_pods: bool, namespace: str) -> list[dict]:
             {"name": "slice", "expression": "request.operation == 'DELETE' ? oldObject.spec : object.spec"},
             {"name": "of", "expression": "has(variables.slice.nodeName) ? variables.slice.nodeName : ''"},
         ],
-        "validations": [
-            {
-                "expression": "variables.node != ''",
-                "message": "the plugin's token names no node: it must be that of a pod on a node",
-                "reason": "Forbidden",
-            },
-            {
-                "expression": "variables.of == variables.node",
-                "messageExpression": "'the plugin of node ' + variables.node + ' may not write slices of node \"'"
-                " + variables.of + '\"'",
-                "reason": "Forbidden",
-            },
-            {
-                "expression": f"variables.slice.driver == '{DRIVER}'",
-                "messageExpression": "'the RDMA plugin may not write slices of driver ' + variables.slice.driver",
-                "reason": "Forbidden",
-            },
-            # A higher generation in another node's pool would make the scheduler ignore that node's slices.
-            {
-                "expression": "variables.slice.pool.name == variables.node"
-                " || variables.slice.pool.name.startsWith(variables.node + '/')",
-                "messageExpression": "'the plugin of node ' + variables.node + ' may not write pool '"
-                " + variables.slice.pool.name",
-                "reason": "Forbidden",
-            },
-        ],
+        "validations": [{**rule, "reason": "Forbidden"} for rule in _RULES],
     }
     bound = {"policyName": SLICES, "validationActions": ["Deny"]}
     return [

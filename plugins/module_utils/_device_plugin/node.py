@@ -1,6 +1,6 @@
 """The device plugin as a service on a node: reads its state, applies what _device_plugin.plan decided.
 
-PRIVATE to the collection. Standard library only; runs on the node.
+Standard library only; runs on the node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .._core.change import Change, Refused
 from .._core.files import apply_file, remove_tree, rename, replacing, under, write
 from .._core.units import apply_units, running, started_at
 from .ask import DRIVERS, ask_all
-from .config import DRA, PLUGIN, api_of
+from .config import DRA, PLUGIN, api_of, keys
 from .config import names as resource_names
 from .dra import DRIVER
 from .plan import (
@@ -336,9 +336,7 @@ def _config_path(arguments: list[str]) -> str:
 def _resources(path: str) -> list[str] | None:
     text = _text(path)
     try:
-        document = {str(key).lower(): value for key, value in json.loads(text or "").items()}
-        entries = [{str(key).lower(): value for key, value in entry.items()} for entry in document["configlist"]]
-        return [str(entry["resourcename"]) for entry in entries]
+        return [str(keys(entry)["resourcename"]) for entry in keys(json.loads(text or ""))["configlist"]]
     except (ValueError, KeyError, AttributeError, TypeError):
         return None
 

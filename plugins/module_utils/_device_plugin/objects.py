@@ -1,7 +1,4 @@
-"""The device plugin as objects of a cluster.
-
-PRIVATE to the collection. Pure.
-"""
+"""The device plugin as objects of a cluster. Pure."""
 
 from __future__ import annotations
 

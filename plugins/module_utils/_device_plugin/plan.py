@@ -1,7 +1,4 @@
-"""The device plugin as a service on a node: actual against wanted state.
-
-PRIVATE to the collection. Pure: state and options in, Plan out.
-"""
+"""The device plugin as a service on a node: actual against wanted state. Pure: state and options in, Plan out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which locked wheels a node installs, and the requirements that keep pip from using others.
 
-PRIVATE to the collection. Pure; standard library only: device_plugin/fetch_wheels.py uses it without Ansible.
-A wheel is a row of lock/artifacts.yml: name, version, files with file and sha256.
+Pure; standard library only: device_plugin/fetch_wheels.py uses it without Ansible. A wheel is a row of
+lock/artifacts.yml: name, version, files with file and sha256.
 """
 
 from __future__ import annotations

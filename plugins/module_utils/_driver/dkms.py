@@ -1,7 +1,4 @@
-"""What DKMS has built for which kernel, the end of a failed build's log, and whether the kernel loads what it signs.
-
-PRIVATE to the collection.
-"""
+"""What DKMS has built for which kernel, the end of a failed build's log, and whether the kernel loads what it signs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The change gate: may this node's driver change, and by reload or by reboot?
 
-PRIVATE to the collection. Pure: facts, risks (_driver.risk.read) and answers in, one Decision out. Each reason names
-the ways it blocks; a way that no reason blocks is open. A reload is preferred to a reboot. With no way left, or with
-the installation itself blocked, the gate refuses before anything on the node changes.
+Pure: facts, risks (_driver.risk.read) and answers in, one Decision out. Each reason names the ways it blocks; a way
+that no reason blocks is open. A reload is preferred to a reboot. With no way left, or with the installation itself
+blocked, the gate refuses before anything on the node changes.
 """
 
 from __future__ import annotations

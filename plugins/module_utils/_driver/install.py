@@ -1,7 +1,4 @@
-"""Carries out the changes of a driver plan with the node's package manager and DKMS.
-
-PRIVATE to the collection.
-"""
+"""Carries out the changes of a driver plan with the node's package manager and DKMS."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which key may sign a driver repository, and what another one would mean.
 
-PRIVATE to the collection. A repository has `fingerprints` (accepted), `known_keys` (every key that the lock names for
-the stack: id, fingerprint or None, release, stated_by), `key`, the armored file, and `key_sha256`. checked() has gpg
-read the file; what a node trusts is what gpg exports, because every program has its own reading of a key file.
+A repository has `fingerprints` (accepted), `known_keys` (every key that the lock names for the stack: id, fingerprint
+or None, release, stated_by), `key`, the armored file, and `key_sha256`. checked() has gpg read the file; what a node
+trusts is what gpg exports, because every program has its own reading of a key file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a node's network configuration names an interface instead of its MAC.
 
-PRIVATE to the collection. Another driver may show other port names, which are part of interface names (enp1s0f0 and
-enp1s0f0np0), and a configuration that names the old one no longer matches. A .link file or udev rule that ties the name
-to the MAC, or a netplan block that matches by MAC, keeps both.
+Another driver may show other port names, which are part of interface names (enp1s0f0 and enp1s0f0np0), and a
+configuration that names the old one no longer matches. A .link file or udev rule that ties the name to the MAC, or a
+netplan block that matches by MAC, keeps both.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""apt and dnf for a driver stack: files, package names, command lines.
+"""apt and dnf for a driver stack: files, package names and their origins, versions, command lines.
 
-PRIVATE to the collection. Pure. The apt path runs in the lab; the dnf path is only rendered and compared, because no
-RPM system runs there.
+Only `origins_of` asks. The apt path runs in the lab; the dnf path is only rendered and compared, because no RPM system
+runs there.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Optional
+from itertools import zip_longest
+from typing import Callable, Optional
 
 from .._core.files import HEADER
 from ..hca import node as hca_node
@@ -73,7 +74,7 @@ def stack_packages(packages: dict[str, str]) -> dict[str, str]:
 def replaced_packages(packages: dict[str, str], origins: dict[str, dict]) -> tuple[dict[str, str], list[str]]:
     """({name: version} of the stack's builds that the distribution has its own of, names that it has none of).
 
-    origins: as origins.read returns it. A version says nothing: DOCA's rdma-core is called 2510.0.11-1. What no
+    origins: as origins_of returns it. A version says nothing: DOCA's rdma-core is called 2510.0.11-1. What no
     repository of the node offers in that version counts if it is RDMA user space, as after the stack's has gone.
     """
     replaced, foreign = {}, []
@@ -219,3 +220,129 @@ def rebuild_commands(module: str, version: str, kernel: str) -> list[list[str]]:
 
 def build_command(module: str, version: str, kernel: str) -> list[str]:
     return ["dkms", "install", "-m", module, "-v", version, "-k", kernel, "--force"]
+
+
+# --- where installed packages came from ------------------------------------------------------------------------------
+
+
+# Repositories of the vendor, by address (apt) or id (dnf).
+VENDOR = re.compile(
+    r"(linux|www|content|network)\.(mellanox|nvidia)\.com|/doca-host-|/usr/share/(doca-host|mlnx-ofed)|MLNX_OFED"
+)
+_VENDOR_ID = re.compile(r"^@?(gpufabric-rdma-driver|doca|mlnx|mellanox)", re.IGNORECASE)
+_STATUS = "/var/lib/dpkg/status"
+_OURS = "gpufabric-rdma-driver"
+
+
+def origins_of(kind: str | None, names: list[str], own: str, run: Callable) -> dict[str, dict]:
+    """{name: {vendor, offered, elsewhere}} of installed packages. own: text of our repository file.
+
+    vendor: the stack's repository brought it, or offers this version. offered: some repository has this version.
+    elsewhere: another repository has another version. A package that the manager does not know is left out.
+    """
+    if not names or kind is None:
+        return {}
+    if kind == APT:
+        code, out, _error = run(["apt-cache", "policy", *names])
+        return {} if code else parse_policy(out, re.findall(r"^URIs: (\S+)", own, re.MULTILINE))
+    query = ["dnf", "--quiet", "repoquery"]
+    code, out, _error = run([*query, "--installed", "--queryformat", "%{name} %{from_repo}\n"])
+    if code:
+        return {}
+    offered = ["--available", f"--disablerepo={_OURS}", "--queryformat", "%{name} %{version}-%{release} %{repoid}\n"]
+    _code, available, _error = run([*query, *offered, *names])
+    return parse_repoquery(out, available)
+
+
+def parse_policy(text: str, own: list[str]) -> dict[str, dict]:
+    """The version tables of `apt-cache policy`. own: addresses of our repository."""
+    ours = [re.sub(r"^(file|copy):/*", r"\1:/", address).rstrip("/") for address in own]
+    packages: dict[str, dict] = {}
+    current: dict = {}
+    installed = False
+    for line in text.splitlines():
+        if line and not line[0].isspace() and line.endswith(":"):
+            current = packages.setdefault(line[:-1], {"vendor": False, "offered": False, "elsewhere": False})
+            continue
+        version = re.match(r"^ (\*\*\*|   ) \S+ -?\d+( \(phased .*\))?$", line)
+        if version:
+            installed = version.group(1) == "***"
+            continue
+        source = re.match(r"^ +-?\d+ (\S+)", line)
+        if not source or source.group(1) == _STATUS or not current:
+            continue
+        address = source.group(1).rstrip("/")
+        vendors = bool(VENDOR.search(address)) or address in ours
+        if installed:
+            current["offered"] = True
+            current["vendor"] = current["vendor"] or vendors
+        elif not vendors:
+            current["elsewhere"] = True
+    return packages
+
+
+def parse_repoquery(installed: str, available: str) -> dict[str, dict]:
+    """Of `dnf repoquery`: `name from_repo` of what is installed, `name version repoid` of what is to be had."""
+    offers: dict[str, list[str]] = {}
+    for line in available.splitlines():
+        name, _version, repository = [*line.split(), "", "", ""][:3]
+        if name:
+            offers.setdefault(name, []).append(repository)
+    packages = {}
+    for line in installed.splitlines():
+        name, origin = [*line.split(), "", ""][:2]
+        if name:
+            # dnf remembers the repository of each package, also after it is gone; @commandline is a file.
+            packages[name] = {
+                "vendor": bool(_VENDOR_ID.match(origin)),
+                "offered": bool(origin) and not origin.lstrip("@").startswith(("commandline", "System", "<unknown>")),
+                "elsewhere": any(not _VENDOR_ID.match(repository_id) for repository_id in offers.get(name, [])),
+            }
+    return packages
+
+
+# --- versions, as dpkg compares them (deb-version(7)); those of RPM without `^` compare the same ----------------------
+
+
+def compare(left: str, right: str) -> int:
+    """Below zero when left is older, zero when equal, above zero when newer."""
+    for part, other in zip(_parts(left), _parts(right)):
+        order = _compare_part(part, other)
+        if order:
+            return order
+    return 0
+
+
+def satisfies(version: str, wanted: str) -> bool:
+    """Whether a package version is the wanted release: equal, or the wanted one with a suffix (3.2.1-044000)."""
+    bare = version.partition(":")[2] or version
+    return bare == wanted or version == wanted or re.match(rf"{re.escape(wanted)}(?![0-9])[-.+~]?", bare) is not None
+
+
+def _parts(version: str) -> tuple[str, str, str]:
+    epoch, colon, rest = version.partition(":")
+    rest, epoch = (rest, epoch) if colon else (version, "0")
+    upstream, dash, revision = rest.rpartition("-")
+    return epoch, *((upstream, revision) if dash else (rest, "0"))
+
+
+def _compare_part(part: str, other: str) -> int:
+    """Alternating runs of non-digits and digits; `~` sorts before the end, letters before everything else."""
+    left, right = re.findall(r"([^0-9]*)([0-9]*)", part), re.findall(r"([^0-9]*)([0-9]*)", other)
+    for (text, number), (other_text, other_number) in zip_longest(left, right, fillvalue=("", "")):
+        for char, other_char in zip_longest(text, other_text, fillvalue=""):
+            order = _weight(char) - _weight(other_char)
+            if order:
+                return order
+        order = int(number or 0) - int(other_number or 0)
+        if order:
+            return order
+    return 0
+
+
+def _weight(char: str) -> int:
+    if not char:
+        return 0
+    if char == "~":
+        return -1
+    return ord(char) if char.isalpha() else ord(char) + 256

@@ -1,7 +1,6 @@
 """What has to be installed, removed, pinned and built so that a node has the wanted driver on disk.
 
-PRIVATE to the collection. Pure: state and options in, Plan out, in execution order. Loading the
-driver is the gate's job.
+Pure: state and options in, Plan out, in execution order. Loading the driver is the gate's job.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from .._core.change import Plan, kernel_out_of_reach
 from ..hca.driver import DOCA, INBOX, MLNX_OFED, UBUNTU_ARCHIVE
 from . import dkms, keys, packages
-from .versions import compare, satisfies
+from .packages import compare, satisfies
 
 _FROM_REPOSITORY = (DOCA, MLNX_OFED)
 BASE_DKMS = {packages.APT: "mlnx-ofed-kernel", packages.DNF: "mlnx-ofa_kernel"}

@@ -1,7 +1,7 @@
 """Unload the HCA driver, load the one on disk, and restore what was lost with it.
 
-PRIVATE to the collection. The gate found nothing using the driver; a module in use anyway ends the reload, and what
-was unloaded by then is loaded again.
+The gate found nothing using the driver; a module in use anyway ends the reload, and what was unloaded by then is loaded
+again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a driver change would disturb on a node: users of the HCAs, devices on top of them, state that would be lost.
 
-PRIVATE to the collection. Reads files below a root, like the facts; nothing is run. A list is empty when nothing was
-found, so the gate needs no special case for a small node.
+Reads files below a root, like the facts; nothing is run. A list is empty when nothing was found, so the gate needs no
+special case for a small node.
 """
 
 from __future__ import annotations

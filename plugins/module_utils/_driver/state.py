@@ -1,6 +1,6 @@
 """Driver stacks on a node's disk: packages, our repository files, headers, DKMS builds.
 
-PRIVATE to the collection. Reads files below a root; the only command is `dkms status`, where it exists.
+Reads files below a root; the only command is `dkms status`, where it exists.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Callable
 from ..hca.driver import DPKG_STATUS
 from ..hca.seams import Seams
 from ..hca.tree import Tree
-from . import dkms, origins, packages
+from . import dkms, packages
 from .risk import newest_kernel
 
 _SOURCES = {
@@ -40,7 +40,7 @@ def read(
         "files": {path: _text(tree, path) for path in [*own, packages.PINS, packages.SERVICE]},
         "foreign_repositories": list(_foreign(tree, kind)),
         "enabled_repositories": list(_enabled(tree)) if kind == packages.DNF else [],
-        "origins": origins.read(kind, asked, _text(tree, own[-1]) or "" if own else "", run),
+        "origins": packages.origins_of(kind, asked, _text(tree, own[-1]) or "" if own else "", run),
         "kernels": kernels,
         "headers": {kernel: tree.exists(f"/lib/modules/{kernel}/build/Makefile") for kernel in kernels},
         "builds": _builds(tree, run),
@@ -86,7 +86,7 @@ def _foreign(tree: Tree, kind: str | None) -> Iterator[str]:
         path = f"{directory}/{name}"
         if name.endswith(endings) and path != packages.REPOSITORIES[kind]:
             lines = (line.split("#", 1)[0] for line in (tree.read(path) or "").splitlines())
-            if any(origins.VENDOR.search(line) for line in lines):
+            if any(packages.VENDOR.search(line) for line in lines):
                 yield path
 
 

@@ -1,8 +1,8 @@
 """Trial of a driver installation before it touches the node.
 
-PRIVATE to the collection. In a folder of its own, with the node's sources plus the new one: apt-get --simulate or
-dnf --assumeno say what would be installed and removed, the signature is checked, and the real dkms builds the base
-module. So a wrong key, a missing version or a failing build does not cost the node its driver.
+In a folder of its own, with the node's sources plus the new one: apt-get --simulate or dnf --assumeno say what would be
+installed and removed, the signature is checked, and the real dkms builds the base module. So a wrong key, a missing
+version or a failing build does not cost the node its driver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from .._core.change import Refused
 from .._core.files import write
 from . import dkms, keys, packages
 from .plan import BASE_DKMS
-from .versions import compare, satisfies
 
 Run = Callable[..., tuple[int, str, str]]
 _KEY_TROUBLE = re.compile(
@@ -176,7 +175,7 @@ class AptTrial(Trial):
         _code, out, _error = self._apt("apt-cache", "show", name, *options)
         stanzas = [dict(re.findall(r"^(\w+): (.*)", stanza, re.MULTILINE)) for stanza in out.split("\n\n")]
         offered = {row["Version"]: row.get("SHA256", "none") for row in stanzas if row.get("Package") == name}
-        fitting = [other for other in offered if not version or satisfies(other, version)]
+        fitting = [other for other in offered if not version or packages.satisfies(other, version)]
         if not fitting:
             raise Refused.because(
                 f"package {name}",
@@ -184,7 +183,7 @@ class AptTrial(Trial):
                 f"the repository offers {', '.join(sorted(offered)) or 'no such package'}",
                 "correct driver_version or driver_repository_url; they must match",
             )
-        chosen = max(fitting, key=functools.cmp_to_key(compare))
+        chosen = max(fitting, key=functools.cmp_to_key(packages.compare))
         if sha256 and offered[chosen] != sha256:
             raise Refused.because(
                 f"package {name} {chosen}",

@@ -1,7 +1,7 @@
 """Which kernel boots next, and whether it has what it needs: its own file, an initramfs image, modules.
 
-PRIVATE to the collection. Reads what GRUB reads: grub.cfg with its menus, grubenv, and the entries below
-/boot/loader/entries. Of a node without GRUB the newest kernel of /boot is looked at.
+Reads what GRUB reads: grub.cfg with its menus, grubenv, and the entries below /boot/loader/entries. Of a node without
+GRUB the newest kernel of /boot is looked at.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Capture of a node: the files, links and answers that its facts come from, as one scrubbed fixture.
 
-Note that this module util is private to the collection. It can have breaking changes at any time.
-
 The facts are gathered once with a recording tree. Everything it read is read again, reduced to what facts need (the
 package database to RDMA packages, a module file to its .modinfo fields), then scrubbed.
 """

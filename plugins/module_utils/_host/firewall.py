@@ -1,7 +1,4 @@
-"""Which firewall runs on a node, and which of its rules are there; whether a port is open is _host.reach's to say.
-
-PRIVATE to the collection.
-"""
+"""Which firewall runs on a node, and which of its rules are there; whether a port is open is _host.reach's to say."""
 
 from __future__ import annotations
 

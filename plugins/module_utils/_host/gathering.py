@@ -1,4 +1,4 @@
-"""How modules gather the facts of a node. PRIVATE to the collection."""
+"""How modules gather the facts of a node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whether nvidia_peermem loads, fails to load or is not needed: one verdict and one action, before any modprobe.
 
-PRIVATE to the collection. `examine` reads (files only), `diagnose` decides (pure). `complete` puts both into the facts,
-so that the planner of kernel_modules decides by them on the controller and on the node without reading again.
+`examine` reads (files only), `diagnose` decides (pure). `complete` puts both into the facts, so that the planner of
+kernel_modules decides by them on the controller and on the node without reading again.
 
 nvidia_peermem fails with `Invalid argument` for two different reasons. Built without the peer-memory symbols it is a
 stub whose init fails without a kernel message. Built against other symbols, the kernel rejects it because their CRCs

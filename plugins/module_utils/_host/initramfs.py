@@ -1,8 +1,8 @@
 """Which initramfs images hold an older copy of our modprobe.d file than the node does.
 
-PRIVATE to the collection. Pure: facts and options in, Plan out. An image cannot be inspected without its
-decompressor, so age decides: an image built after the file was written contains it. The rule needs no state from
-earlier runs, so an interrupted run can resume.
+Pure: facts and options in, Plan out. An image cannot be inspected without its decompressor, so age decides: an image
+built after the file was written contains it. The rule needs no state from earlier runs, so an interrupted run can
+resume.
 """
 
 from __future__ import annotations

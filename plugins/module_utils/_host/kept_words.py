@@ -1,7 +1,7 @@
 """What a capture keeps of hand-written files: the words that facts need, and no others.
 
-PRIVATE to the collection. Pure. An allowlist, not a denylist: a site may put a password, a host name or an address
-anywhere. Each function is idempotent.
+Pure. An allowlist, not a denylist: a site may put a password, a host name or an address anywhere. Each function is
+idempotent.
 """
 
 from __future__ import annotations

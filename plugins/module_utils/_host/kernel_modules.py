@@ -1,7 +1,4 @@
-"""Which kernel modules a node needs, now and at boot.
-
-PRIVATE to the collection. Pure: facts and options in, Plan out.
-"""
+"""Which kernel modules a node needs, now and at boot. Pure: facts and options in, Plan out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The memlock limit of container services and their start order.
-
-PRIVATE to the collection. Pure: facts and options in, Plan out.
-"""
+"""The memlock limit of container services and their start order. Pure: facts and options in, Plan out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Imports and exports of a kernel module file: symbols with the CRCs that the kernel compares.
 
-PRIVATE to the collection. Reads the ELF object itself (elf(5), kernel/module/version.c): imports with their CRCs are
-in the section __versions, exports are symbols named __ksymtab_*, their CRCs are found through symbols named __crc_*.
+Reads the ELF object itself (elf(5), kernel/module/version.c): imports with their CRCs are in the section __versions,
+exports are symbols named __ksymtab_*, their CRCs are found through symbols named __crc_*.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
 """The RDMA subsystem's network namespace mode: running, and at boot.
 
-PRIVATE to the collection. Pure: facts and options in, Plan out.
+`plan` is pure. `set_netns_mode` does what `rdma system set netns` does, which iproute2 on older nodes lacks. Numbers
+are those of include/uapi/rdma/rdma_netlink.h; they are kernel ABI.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import struct
 
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import plan_file, with_directive
-from ..hca import paths
+from ..hca import netlink, paths
 from ..hca.modprobe import CMDLINE
 from .initramfs import mark_stale
 
@@ -127,3 +130,50 @@ def owners(namespace: dict) -> str:
 
 def _where(source: dict) -> str:
     return f"{source['path']}:{source['line']} says '{source['text']}'"
+
+
+NETLINK_RDMA = 20
+RDMA_NL_NLDEV = 5
+RDMA_NLDEV_CMD_SYS_SET = 7
+RDMA_NLDEV_SYS_ATTR_NETNS_MODE = 66  # u8: 1 shared, 0 exclusive
+NLM_F_ACK = 0x04
+_ATTRIBUTE = struct.Struct("=HH")  # nlattr: length, type
+
+
+def set_netns_mode_message(mode: str, sequence: int) -> bytes:
+    """RDMA_NLDEV_CMD_SYS_SET with the wanted mode; the attribute is padded to four bytes."""
+    attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + 1, RDMA_NLDEV_SYS_ATTR_NETNS_MODE) + bytes([_VALUE[mode], 0, 0, 0])
+    message_type = (RDMA_NL_NLDEV << 10) + RDMA_NLDEV_CMD_SYS_SET
+    return (
+        netlink.HEADER.pack(
+            netlink.HEADER.size + len(attribute), message_type, netlink.REQUEST | NLM_F_ACK, sequence, 0
+        )
+        + attribute
+    )
+
+
+def acknowledged_errno(answer: bytes, sequence: int) -> int | None:
+    """The errno in the acknowledgement of this sequence number (0 is success), None when it is missing."""
+    offset = 0
+    while offset + netlink.HEADER.size <= len(answer):
+        length, message_type, _flags, seen, _port = netlink.HEADER.unpack_from(answer, offset)
+        if length < netlink.HEADER.size or offset + length > len(answer):
+            raise ValueError(f"netlink answer is truncated: {answer[offset:].hex()}")
+        if message_type == netlink.ERROR and seen == sequence:
+            return -struct.unpack_from("=i", answer, offset + netlink.HEADER.size)[0]
+        offset += (length + 3) & ~3
+    return None
+
+
+def set_netns_mode(mode: str, timeout: float = 5.0) -> None:
+    """Ask the kernel for the mode; raises OSError (EBUSY while another network namespace exists, EPERM, ...)."""
+    sequence = 1
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_RDMA) as channel:
+        channel.settimeout(timeout)
+        channel.bind((0, 0))
+        channel.send(set_netns_mode_message(mode, sequence))
+        code = None
+        while code is None:
+            code = acknowledged_errno(channel.recv(8192), sequence)
+    if code:
+        raise OSError(code, os.strerror(code))

@@ -1,6 +1,6 @@
 """Interfaces, routes and network configurations of a node, as NetworkAttachmentDefinitions are compared with.
 
-PRIVATE to the collection. Reads files only.
+Reads files only.
 """
 
 from __future__ import annotations

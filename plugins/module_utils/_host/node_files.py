@@ -1,6 +1,6 @@
 """Files, units, kernel modules and sysctls that one role manages on a node.
 
-PRIVATE to the collection. `read` asks the node; `plan` is pure: state and options in, Plan out.
+`read` asks the node; `plan` is pure: state and options in, Plan out.
 
 State:
     files    {path: {mode, content, mtime} or None}

@@ -1,8 +1,8 @@
 """ACS of the bridges between GPUs and HCAs, by a parameter of the kernel that boots next; and MaxReadReq of the HCAs.
 
-PRIVATE to the collection. Pure: facts and options in, Plan out. The kernel sets ACS before any driver is loaded, and
-IOMMU groups follow from it: writing the registers of a running node would change the one without the other. MaxReadReq
-is lost when a driver is loaded again, so a rule of udev sets it whenever one is bound, by PCI address.
+Pure: facts and options in, Plan out. The kernel sets ACS before any driver is loaded, and IOMMU groups follow from it:
+writing the registers of a running node would change the one without the other. MaxReadReq is lost when a driver is
+loaded again, so a rule of udev sets it whenever one is bound, by PCI address.
 """
 
 from __future__ import annotations

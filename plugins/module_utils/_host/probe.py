@@ -1,6 +1,6 @@
 """What a container would find on a node: character devices, memory locked under a service's limit, test tools.
 
-PRIVATE to the collection. Functions with an effect say so.
+Functions with an effect say so.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """MTU and link state of single NICs, and routes by source for rails that share a subnet: now and at boot.
 
-PRIVATE to the collection. Pure: facts and options in, Plan out. NICs are keyed by what does not change, PCI address or
-MAC. At boot units with a small script do it, never a .link file: udev applies the first .link file that matches, so
-ours would replace the naming policy and rename the NIC, and the node might not come back.
+Pure: facts and options in, Plan out. NICs are keyed by what does not change, PCI address or MAC. At boot units with a
+small script do it, never a .link file: udev applies the first .link file that matches, so ours would replace the naming
+policy and rename the NIC, and the node might not come back.
 """
 
 from __future__ import annotations
 
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
-from .._core.units import NIC_SANDBOX
+from .._core.units import NIC_SANDBOX, plan_unit
 from ..hca import paths
 from ..hca.netdevs import GUID, IPOIB, same_address
 
@@ -46,7 +46,7 @@ ExecStop=/bin/sh {paths.OWN_LINKS_SCRIPT} unroute
 ProcSubset=all
 RestrictAddressFamilies=AF_UNIX AF_NETLINK AF_INET AF_INET6
 {_INSTALL}"""
-UNITS = {paths.OWN_LINKS_UNIT: _LINKS, paths.OWN_ROUTES_UNIT: _ROUTES}
+UNITS = (paths.OWN_LINKS_UNIT, paths.OWN_ROUTES_UNIT)
 _SCRIPT = """
 # set_link FINDER KEY MTU UP: an empty MTU leaves it alone. Drivers take their time at boot, so a NIC is waited for; one
 # that never shows up fails the unit, not the others. The name of a NIC may have an asterisk.
@@ -130,12 +130,6 @@ unroute() {
 """.replace("PRIORITY", str(_PRIORITY))
 
 
-def enabled(unit: str) -> tuple[str, str]:
-    """(path, target) of the link that `systemctl enable` would create."""
-    folder, _slash, name = unit.rpartition("/")
-    return f"{folder}/multi-user.target.wants/{name}", f"../{name}"
-
-
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
     """wanted: settings (items pci|mac, mtu, up), source_routes (whether rails in one subnet get routes by source)."""
     made = Plan()
@@ -161,25 +155,11 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
         _plan_source(rail, offline, made)
     if settings or rails:
         plan_file(made, facts, paths.OWN_LINKS_SCRIPT, script(facts, settings, rails))
-    _plan_unit(facts, paths.OWN_LINKS_UNIT, bool(settings), made)
-    _plan_unit(facts, paths.OWN_ROUTES_UNIT, bool(rails), made)
+    plan_unit(made, facts, paths.OWN_LINKS_UNIT, _LINKS, bool(settings))
+    plan_unit(made, facts, paths.OWN_ROUTES_UNIT, _ROUTES, bool(rails))
     if not settings and not rails:
         plan_removal(made, facts, paths.OWN_LINKS_SCRIPT)
     return made
-
-
-def _plan_unit(facts: dict, unit: str, needed: bool, made: Plan) -> None:
-    """The unit and its link. The module reads the links; with facts alone, the unit file implies its link."""
-    link, target = enabled(unit)
-    is_enabled = unit in facts.get("enabled", facts["owned_files"])
-    if needed:
-        plan_file(made, facts, unit, UNITS[unit])
-        if not is_enabled:
-            made.change(link, "link", "", target)
-        return
-    if is_enabled:
-        made.change(link, "unlink", target, "")
-    plan_removal(made, facts, unit)
 
 
 def script(facts: dict, settings: list[dict], rails: list[dict]) -> str:

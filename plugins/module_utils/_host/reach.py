@@ -1,7 +1,7 @@
 """Whether a port of another node can be reached: listen there, ask from here.
 
-PRIVATE to the collection. A connection is an answer over TCP; over UDP it is what was sent, sent back; where the kernel
-has the port (VXLAN, WireGuard) it is an echo of the address behind it.
+A connection is an answer over TCP; over UDP it is what was sent, sent back; where the kernel has the port (VXLAN,
+WireGuard) it is an echo of the address behind it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Replace everything that identifies a machine, so that a capture can be shared.
 
-Note that this module util is private to the collection. It can have breaking changes at any time.
-
 The same original gives the same replacement wherever it appears and however it is written, so relations survive:
 
 - MAC and GUID keep the vendor part and the last octet; the two octets between are numbered. A MAC, the EUI-64 and the

@@ -1,7 +1,7 @@
 """How many virtual functions each port has, now and at boot.
 
-PRIVATE to the collection. Pure: what sysfs says and what is wanted in, Plan out. The kernel changes the number only
-from or to zero, so a new number removes existing VFs first, even those in use.
+Pure: what sysfs says and what is wanted in, Plan out. The kernel changes the number only from or to zero, so a new
+number removes existing VFs first, even those in use.
 
 On InfiniBand a new VF has no GUID and its link is down, whatever its port's is. It gets a GUID from its port's and its
 number, the same at each boot, and follows the port; one that has a GUID keeps it.
@@ -14,12 +14,10 @@ import hashlib
 from .._core import text
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
-from .._core.units import NIC_SANDBOX
+from .._core.units import NIC_SANDBOX, plan_unit
 
 UNIT = "/etc/systemd/system/gpufabric-rdma-vfs.service"
 SCRIPT = "/usr/local/libexec/gpufabric-rdma-vfs"
-ENABLED = "/etc/systemd/system/multi-user.target.wants/gpufabric-rdma-vfs.service"
-LINK_TARGET = "../gpufabric-rdma-vfs.service"
 
 _UNIT = (
     HEADER
@@ -122,9 +120,7 @@ def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -
     if made.findings:
         return made
     if not settings:
-        if facts["enabled"]:
-            made.change(ENABLED, "unlink", LINK_TARGET, "")
-        plan_removal(made, facts, UNIT)
+        plan_unit(made, facts, UNIT, _UNIT, needed=False)
         plan_removal(made, facts, SCRIPT)
         return made
     offline = kernel_out_of_reach(facts, root)
@@ -134,9 +130,7 @@ def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -
         return made
     guids = {address: _guids(facts["devices"][address], vfs) for address, vfs in chosen.items() if own[address]}
     plan_file(made, facts, SCRIPT, script(chosen, guids))
-    plan_file(made, facts, UNIT, _UNIT)
-    if not facts["enabled"]:
-        made.change(ENABLED, "link", "", LINK_TARGET)
+    plan_unit(made, facts, UNIT, _UNIT, needed=True)
     for address, given in guids.items():
         _running_guids(facts["devices"][address], address, given, offline, made)
     made.notes.append(

@@ -1,7 +1,7 @@
 """One address of the API among servers: what keepalived leaves on a node, and whether the address is free.
 
-PRIVATE to the collection. keepalived rather than kube-vip: it is a signed package of the node's own distribution, and
-the address needs neither a datastore nor a running pod, so it moves while the API is down.
+Keepalived rather than kube-vip: it is a signed package of the node's own distribution, and the address needs neither a
+datastore nor a running pod, so it moves while the API is down.
 """
 
 from __future__ import annotations

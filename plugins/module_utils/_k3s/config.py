@@ -1,6 +1,6 @@
 """What k3s reads: its options by name, the files that hold them, the unit that starts it.
 
-PRIVATE to the collection. Pure: typed values in, text out. Runs on the controller and on the node.
+Pure: typed values in, text out. Runs on the controller and on the node.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """k3s on one node: which files change, and whether it has to be started or restarted for them.
 
-PRIVATE to the collection. Pure: state and options in, Plan out.
+Pure: state and options in, Plan out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Remove the cluster from a node: what is ours, in dependency order.
 
-PRIVATE to the collection. Pure: what was found in, Plan out. Containers stop before the links and mounts they hold.
+Pure: what was found in, Plan out. Containers stop before the links and mounts they hold.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """k3s on a node: files, links, services, what it was started with, and foreign clusters.
 
-PRIVATE to the collection. Reads through a root prefix; the few commands it runs go through `run`.
+Reads through a root prefix; the few commands it runs go through `run`.
 """
 
 from __future__ import annotations

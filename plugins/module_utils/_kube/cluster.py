@@ -1,14 +1,10 @@
-"""What a cluster provides to pods: nodes, networks, and their DaemonSets.
-
-PRIVATE to the collection. Reads the API server.
-"""
+"""What a cluster provides to pods: nodes, networks, and their DaemonSets. Reads the API server."""
 
 from __future__ import annotations
 
 from .._cni import nad_lint
 from . import dra
 from .kubectl import Kubectl, KubectlError
-from .objects import unknown_types
 
 TYPES = ("nodes", "services", "namespaces", "daemonsets.apps", "configmaps")
 RUNTIME_CLASSES = "runtimeclasses.node.k8s.io"
@@ -31,18 +27,10 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
     cluster: nodes, nads (with pools of nv-ipam), dns (bool), namespaces, cni, policies, plugins, security,
     runtime_classes (names; None where the server has no such type), dra (see dra.read).
     """
-    kinds = [*TYPES, *OPTIONAL]
-    while True:
-        try:
-            items = kubectl.items(",".join(kinds), "-A")
-            break
-        except KubectlError as refused:
-            # kubectl names one type that the server does not have; retry without it.
-            absent = {name.partition(".")[0] for name in unknown_types(refused.reason)}
-            known = [kind for kind in kinds if kind not in OPTIONAL or kind.partition(".")[0] not in absent]
-            if known == kinds:
-                return None, refused.reason
-            kinds = known
+    try:
+        items, served = kubectl.items_of(OPTIONAL, "-A", always=TYPES)
+    except KubectlError as refused:
+        return None, refused.reason
     claimed = dra.read(items)
     nodes = [node(item) for item in items if item["kind"] == "Node"]
     return {
@@ -55,7 +43,7 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
         ),
         "namespaces": [item["metadata"]["name"] for item in items if item["kind"] == "Namespace"],
         "runtime_classes": [item["metadata"]["name"] for item in items if item["kind"] == "RuntimeClass"]
-        if RUNTIME_CLASSES in kinds
+        if RUNTIME_CLASSES in served
         else None,
         "cni": cni_objects(items),
         "policies": [

@@ -1,7 +1,4 @@
-"""DRA on the API server: what it can, which devices our plugin publishes, and who has claimed them.
-
-PRIVATE to the collection.
-"""
+"""DRA on the API server: what it can, which devices our plugin publishes, and who has claimed them."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import json
 from .._core.change import Change, Plan
 from .._device_plugin import dra
 from .kubectl import Kubectl, KubectlError, Unreachable, last_words, parse_items
-from .objects import unknown_types
 
 GROUP = "resource.k8s.io"
 TYPES = ("deviceclasses.resource.k8s.io", "resourceslices.resource.k8s.io", "resourceclaims.resource.k8s.io")
@@ -218,13 +214,9 @@ class Slices:
     def read(self) -> dict:
         """slices (names), down (why no API server responds, or None)."""
         try:
-            items = self._kubectl.items(TYPES[1])
+            items, _served = self._kubectl.items_of([TYPES[1]])
         except Unreachable as silent:
             return {"slices": [], "down": last_words(silent.reason)}
-        except KubectlError as refused:
-            if not unknown_types(refused.reason):
-                raise
-            items = []
         own = [item for item in items if item["spec"]["driver"] == dra.DRIVER]
         names = [item["metadata"]["name"] for item in own if item["spec"].get("nodeName") == self._node]
         return {"slices": sorted(names), "down": None}

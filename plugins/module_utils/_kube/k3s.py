@@ -1,7 +1,7 @@
 """What the k3s of a node says of its cluster, and whether the cluster can spare a node: servers answer, etcd is whole.
 
-PRIVATE to the collection. The etcd inside k3s says on its own metrics address which members it knows and which are
-connected to it, without a certificate and without the load of a client.
+The etcd inside k3s says on its own metrics address which members it knows and which are connected to it, without a
+certificate and without the load of a client.
 """
 
 from __future__ import annotations

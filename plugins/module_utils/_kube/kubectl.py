@@ -42,6 +42,7 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _LOGGED = re.compile(r"^[EWIF]\d{4} .*?\] ?")
+_UNKNOWN_TYPE = re.compile(r"doesn't have a resource type \"([^\"]+)\"")
 _LIST_FAILED = re.compile(r"couldn't get resource list for ([^/\s]+)/")
 
 
@@ -93,14 +94,14 @@ def about(asked: str, error: str) -> str:
     Before each answer kubectl lists the types of all groups. Those of another server, such as metrics.k8s.io, fail
     while that server is down; that says nothing about the answer, and of a type that is absent nothing else is known.
     """
-    lines = error.splitlines(keepends=True)
-    return "".join(line for line in lines if not _of_another_server(_LIST_FAILED.search(line), asked))
-
-
-def _of_another_server(failed: re.Match | None, asked: str) -> bool:
-    group = failed.group(1) if failed else ""
-    own = "." not in group or (group.endswith(".k8s.io") and not group.endswith("metrics.k8s.io"))
-    return not own and group not in asked
+    kept = []
+    for line in error.splitlines(keepends=True):
+        failed = _LIST_FAILED.search(line)
+        group = failed.group(1) if failed else ""
+        kubernetes = "." not in group or (group.endswith(".k8s.io") and not group.endswith("metrics.k8s.io"))
+        if kubernetes or group in asked:
+            kept.append(line)
+    return "".join(kept)
 
 
 def parse_items(text: str) -> list[dict]:
@@ -129,25 +130,6 @@ def as_list(objects: list[dict]) -> str:
 
 
 # --- the client -------------------------------------------------------------------------------------------------------
-
-
-def retry_until(call, patience: float, clock=time.monotonic, sleep=time.sleep) -> tuple[int, str, str]:
-    """(exit status, output, error) of call(), repeated while no API server responds.
-
-    patience: seconds to keep retrying, counted from the start of the first call without a response; unless it is 0,
-    a call that has used them up by itself is still repeated once.
-    """
-    since = None
-    while True:
-        start = clock()
-        code, out, error = call()
-        if not lost(code, error):
-            return code, out, error
-        again = since is None and patience > 0
-        since = start if since is None else since
-        if clock() >= since + patience and not again:
-            return code, out, error
-        sleep(POLL_SECONDS)
 
 
 def patient(argv, seconds: float) -> Kubectl:
@@ -201,18 +183,23 @@ class Kubectl:
     def run_retrying(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
         """run() for an idempotent call; raises Unreachable when no API server responds in time.
 
-        Truncated JSON is requested again at least once.
+        Time counts from the start of the first call without a response; a call that used up all of it is still made
+        once more where there is patience. Truncated JSON is requested again at least once.
         """
-
-        def call():
+        since = None
+        while True:
+            start = self._clock()
             answer = self._run_whole(words, text, limit, whole_json)
-            return self._run_whole(words, text, limit, whole_json) if answer[2] == _BROKE_OFF else answer
-
-        answer = retry_until(call, self._patience, self._clock, self._sleep)
-        code, _out, error = answer
-        if code == NOT_STARTED or lost(code, error):
-            raise Unreachable(error, self._next_step)
-        return answer
+            if answer[2] == _BROKE_OFF:
+                answer = self._run_whole(words, text, limit, whole_json)
+            code, _out, error = answer
+            if code != NOT_STARTED and not lost(code, error):
+                return answer
+            again = since is None and self._patience > 0
+            since = start if since is None else since
+            if code == NOT_STARTED or (self._clock() >= since + self._patience and not again):
+                raise Unreachable(error, self._next_step)
+            self._sleep(POLL_SECONDS)
 
     def ask_pod(self, namespace: str, pod: str, argv: list[str], limit: float, whole) -> tuple[int, str, str]:
         """run() of an exec that is made again, once, where it comes to no end or its output is not whole(words, text).
@@ -240,6 +227,21 @@ class Kubectl:
     def items(self, *words: str) -> list[dict]:
         """The objects of a get; raises KubectlError."""
         return parse_items(self.output(f"an answer to get {' '.join(words)}", "get", *words, "--output=json"))
+
+    def items_of(self, optional, *words: str, always=()) -> tuple[list[dict], list[str]]:
+        """The objects of all types that the server has, and these types; raises KubectlError."""
+        types = [*always, *optional]
+        while types:
+            try:
+                return self.items(",".join(types), *words), types
+            except KubectlError as refused:
+                # kubectl names one type that the server does not have.
+                absent = {name.partition(".")[0] for name in _UNKNOWN_TYPE.findall(refused.reason)}
+                served = [name for name in types if name in always or name.partition(".")[0] not in absent]
+                if served == types:
+                    raise
+                types = served
+        return [], []
 
     def output(self, wanted: str, *words: str, next_step: str = _AGAIN, **options) -> str:
         """What run_retrying() prints; raises KubectlError where the call fails."""

@@ -1,4 +1,4 @@
-"""DaemonSets of other RDMA device plugins, which go before the collection's takes over. PRIVATE to the collection."""
+"""DaemonSets of other RDMA device plugins, which go before the collection's takes over."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a test pod needs to run the node's own tools: an image that is on every node, and the folders of the node.
 
-PRIVATE to the collection. Reads files only. The image is that of the sandboxes (`pause`), which the node has pinned;
-over it lie the node's folders of programs and libraries, read-only. The tools then match the node's rdma-core and its
-providers, DOCA's included, no registry is asked, and nothing has to be built for an architecture.
+Reads files only. The image is that of the sandboxes (`pause`), which the node has pinned; over it lie the node's
+folders of programs and libraries, read-only. The tools then match the node's rdma-core and its providers, DOCA's
+included, no registry is asked, and nothing has to be built for an architecture.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Wanted cluster objects compared with the live ones on the API server.
 
-PRIVATE to the collection. Pure: what kubectl read in, Plan out. An object is the dict that `kubectl get -o json` gives.
+Pure: what kubectl read in, Plan out. An object is the dict that `kubectl get -o json` gives.
 """
 
 from __future__ import annotations
@@ -122,11 +122,6 @@ def missing_kinds(text: str) -> set[tuple[str, str]]:
     return set(re.findall(r'no matches for kind "([^"]+)" in version "([^"]+)"', text))
 
 
-def unknown_types(text: str) -> set[str]:
-    """Resource types of a command line that the server does not have."""
-    return set(re.findall(r"doesn't have a resource type \"([^\"]+)\"", text))
-
-
 def by_key(wanted: list[dict], live: Iterable[dict]) -> dict[Key, dict]:
     """{key of the wanted object: the found one}; an object without a namespace may be found in the default one."""
     there = {Key.of(item): item for item in live}
@@ -165,11 +160,6 @@ def _version(item: dict) -> str | None:
     return item["metadata"].get("resourceVersion")
 
 
-def foreign(item: dict) -> str | None:
-    """Managers of a live object that we never applied; None when we did, or when the kind is shared."""
-    return None if item["kind"] in _SHARED or applied(item) else managers(item)
-
-
 def conflict(text: str) -> str | None:
     """`argocd: .spec.replicas` from the server's rejection of fields owned by another manager."""
     if "Apply failed with" not in text:
@@ -190,54 +180,49 @@ def by_hand(clash: str) -> bool:
 
 
 def plan_parts(state: dict, parts: list[dict]) -> Plan:
-    """What is to be done for all parts; state: as for plan, of all of them."""
+    """What to apply and prune for all parts, and what differs of those that are applied from Git.
+
+    state: down (why no API server answers, or None); live, predicted: {Key: object}; errors: {Key: text};
+    edited: {Key: who holds which fields} of objects changed by hand and predicted as reverted;
+    owned: live objects with an owner's label.
+    """
     if state["down"]:
-        here, elsewhere = ([part for part in parts if (part["applied_by"] == "gitops") is git] for git in (False, True))
-        return _joined([plan(state, of_all(here), "", None), verify(state, of_all(elsewhere), "")])
-    return _joined([_plan_part(state, part) for part in parts])
-
-
-def _plan_part(state: dict, part: dict) -> Plan:
-    mine = {**state, "live": by_key(part["wanted"], state["live"].values())}
-    if part["applied_by"] == "gitops":
-        return verify(mine, part["wanted"], part["owner"])
-    return plan(mine, part["wanted"], part["owner"], part["takeover_allowed"])
-
-
-def _joined(plans: list[Plan]) -> Plan:
+        return _plan_unread(state["down"], parts)
     joined = Plan()
-    for plan in plans:
-        for name, rows in vars(plan).items():
+    for part in parts:
+        decide = verify if part["applied_by"] == "gitops" else plan
+        made = decide({**state, "live": by_key(part["wanted"], state["live"].values())}, part)
+        for name, rows in vars(made).items():
             getattr(joined, name).extend(rows)
     return joined
 
 
-def plan(state: dict, wanted: list[dict], owner: str, takeover_allowed: bool | None) -> Plan:
-    """What to apply and prune.
-
-    state: down (why no API server answers, or None); live, predicted: {Key: object}; errors: {Key: text};
-    edited: {Key: who holds which fields} of objects changed by hand and predicted as reverted;
-    owned: live objects with the owner's label.
-    """
+def _plan_unread(why: str, parts: list[dict]) -> Plan:
     made = Plan()
-    if state["down"]:
-        for item in wanted:
-            made.change(str(Key.of(item)), _first_action(item), "", _text(item))
-        if wanted:
-            made.not_verified.append(
-                f"{len(wanted)} cluster objects are listed as if none existed: no API server responds ({state['down']})"
-            )
-        return made
-    for item in wanted:
-        _plan_object(made, state, item, takeover_allowed)
-    _plan_pruning(made, [item for item in state["owned"] if ours(item, owner)], wanted)
+    here, from_git = (
+        of_all([part for part in parts if (part["applied_by"] == "gitops") is git]) for git in (False, True)
+    )
+    for item in here:
+        made.change(str(Key.of(item)), _first_action(item), "", _text(item))
+    for items, what in ((here, "are listed as if none existed"), (from_git, "were not compared")):
+        if items:
+            made.not_verified.append(f"{len(items)} cluster objects {what}: no API server responds ({why})")
+    return made
+
+
+def plan(state: dict, part: dict) -> Plan:
+    """What to apply and prune for one part. state: see plan_parts."""
+    made = Plan()
+    for item in part["wanted"]:
+        _plan_object(made, state, item, part["takeover_allowed"])
+    _plan_pruning(made, [item for item in state["owned"] if ours(item, part["owner"])], part["wanted"])
     return made
 
 
 def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | None) -> None:
     key = Key.of(item)
     live, error = state["live"].get(key), state["errors"].get(key)
-    others = foreign(live) if live else None
+    others = managers(live) if live and item["kind"] not in _SHARED and not applied(live) else None
     clash = conflict(error) if error else None
     if (others or clash) and takeover_allowed is not True:
         _refuse_takeover(made, key, clash or f"managed by {others}", takeover_allowed)
@@ -289,19 +274,16 @@ def _address(key: Key) -> str:
 # --- objects applied by GitOps --------------------------------------------------------------------------------------
 
 
-def verify(state: dict, wanted: list[dict], owner: str) -> Plan:
+def verify(state: dict, part: dict) -> Plan:
     """Whether the objects from Git are live as wanted. Differences are findings: nothing here may fix them.
 
     state: as for plan, with predictions that override other managers' fields, so that only values count.
     """
-    made = plan(state, wanted, owner, takeover_allowed=True)
-    if state["down"]:
-        lacking = f"{len(wanted)} cluster objects were not compared: no API server responds ({state['down']})"
-        return Plan(not_verified=[lacking] if wanted else [])
-    # Left over is what the same tool has applied; a copy that a user made has its label alone.
+    made = plan(state, {**part, "takeover_allowed": True})
+    # Left over is what the same tool has applied; a copy that a user made has only its label.
     tools = {name for item in state["live"].values() for name in manager_names(item)}
-    theirs = [item for item in state["owned"] if not applied(item) and labelled(item, owner)]
-    _plan_pruning(made, [item for item in theirs if tools & manager_names(item)], wanted)
+    theirs = [item for item in state["owned"] if not applied(item) and labelled(item, part["owner"])]
+    _plan_pruning(made, [item for item in theirs if tools & manager_names(item)], part["wanted"])
     made.findings = [_difference(change) for change in made.changes] + made.findings
     made.changes = []
     return made
@@ -314,9 +296,7 @@ def _difference(change: Change) -> Finding:
         return Finding(change.object, "present", "absent", _SYNC)
     fields = list(_fields(json.loads(change.before), json.loads(change.after)))
     more = f"; {len(fields) - _FIELDS_NAMED} more fields" if len(fields) > _FIELDS_NAMED else ""
-    named = fields[:_FIELDS_NAMED]
-    wanted = "; ".join(f"{path} {value}" for path, value, _seen in named) + more
-    seen = "; ".join(f"{path} {value}" for path, _wanted, value in named) + more
+    wanted, seen = ("; ".join(f"{row[0]} {row[side]}" for row in fields[:_FIELDS_NAMED]) + more for side in (1, 2))
     return Finding(change.object, wanted, seen, _SYNC)
 
 
@@ -344,11 +324,8 @@ def _value(value) -> str:
 
 def normalised(item: dict) -> dict:
     """The object without fields set by server and controllers."""
-    kept = {name: copy.deepcopy(value) for name, value in item.items() if name != "status"}
-    meta = kept.get("metadata") or {}
-    for name in _FILLED_IN:
-        meta.pop(name, None)
-    return kept
+    meta = {name: value for name, value in (item.get("metadata") or {}).items() if name not in _FILLED_IN}
+    return {**{name: value for name, value in item.items() if name != "status"}, "metadata": meta}
 
 
 def _text(item: dict) -> str:
@@ -359,21 +336,10 @@ def _text(item: dict) -> str:
 # --- order and waiting ------------------------------------------------------------------------------------------------
 
 
-def stages(wanted: list[dict], changes: list[Change]) -> list[list[dict]]:
-    """The objects to apply, in calls: namespaces and definitions of kinds before what needs them."""
-    names = {change.object for change in changes if change.action in ("create", "apply")}
-    chosen = [item for item in wanted if str(Key.of(item)) in names]
-    return [stage for stage in _split(chosen) if stage]
-
-
-def rendered(part: dict) -> list[dict]:
-    """The objects of a prepared part in the order in which the stages send them."""
-    return [item for stage in _split(part["wanted"]) for item in stage]
-
-
-def _split(items: list[dict]) -> tuple[list[dict], list[dict]]:
+def stages(items: list[dict]) -> list[list[dict]]:
+    """The objects in the calls that apply them: namespaces and definitions of kinds before what needs them."""
     first = [item for item in items if item["kind"] in ("Namespace", "CustomResourceDefinition")]
-    return first, [item for item in items if item not in first]
+    return [stage for stage in (first, [item for item in items if item not in first]) if stage]
 
 
 def wait_arguments(item: dict) -> list[str]:
@@ -392,38 +358,39 @@ def wait_arguments(item: dict) -> list[str]:
 
 def satisfied(item: dict, live: Iterable[dict]) -> bool:
     """Whether objects just read already meet the condition, so no further call is needed."""
-    return all(_satisfied(name, item, live) for name in item["resource"].split())
-
-
-def _satisfied(resource: str, item: dict, live: Iterable[dict]) -> bool:
-    kind, name = resource.partition("/")[::2]
-    for seen in live:
-        meta, status = seen["metadata"], seen.get("status") or {}
-        here = (seen["kind"].lower(), meta["name"], meta.get("namespace") or "")
-        if here != (_KINDS.get(kind, kind), name, item.get("namespace") or ""):
-            continue
-        if item["until"] == "rollout":
-            return _rolled_out(seen["kind"], meta, seen.get("spec") or {}, status)
-        wanted = item["until"].partition("condition=")[2]
-        return any(entry["type"] == wanted and entry["status"] == "True" for entry in status.get("conditions") or [])
-    return False
+    named = {
+        (thing["kind"].lower(), thing["metadata"].get("namespace") or "", thing["metadata"]["name"]): thing
+        for thing in live
+    }
+    for resource in item["resource"].split():
+        kind, _slash, name = resource.partition("/")
+        thing = named.get((_KINDS.get(kind, kind), item.get("namespace") or "", name))
+        if thing is None or not _meets(thing, item["until"]):
+            return False
+    return True
 
 
 _KINDS = {
     "ds": "daemonset", "daemonsets": "daemonset", "deploy": "deployment", "deployments": "deployment",
     "crd": "customresourcedefinition", "crds": "customresourcedefinition",
 }  # fmt: skip
+# What of a status has to equal the number of pods that are wanted.
+_ROLLED_OUT = {
+    "DaemonSet": ("updatedNumberScheduled", "numberAvailable"),
+    "Deployment": ("updatedReplicas", "availableReplicas"),
+}
 
 
-def _rolled_out(kind: str, meta: dict, spec: dict, status: dict) -> bool:
-    if status.get("observedGeneration") != meta.get("generation"):
+def _meets(thing: dict, until: str) -> bool:
+    status = thing.get("status") or {}
+    if until != "rollout":
+        wanted = until.partition("condition=")[2]
+        return any(entry["type"] == wanted and entry["status"] == "True" for entry in status.get("conditions") or [])
+    counts = _ROLLED_OUT.get(thing["kind"])
+    if counts is None or status.get("observedGeneration") != thing["metadata"].get("generation"):
         return False
-    if kind == "DaemonSet":
-        desired = status.get("desiredNumberScheduled", 0)
-        ready = (status.get("updatedNumberScheduled", 0), status.get("numberAvailable", 0))
-    elif kind == "Deployment":
-        desired = spec.get("replicas", 1)
-        ready = (status.get("updatedReplicas", 0), status.get("availableReplicas", 0))
+    if thing["kind"] == "Deployment":
+        pods = thing["spec"].get("replicas", 1)
     else:
-        return False
-    return desired > 0 and set(ready) == {desired}
+        pods = status.get("desiredNumberScheduled", 0)
+    return pods > 0 and all(status.get(count, 0) == pods for count in counts)

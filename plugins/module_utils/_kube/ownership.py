@@ -1,7 +1,7 @@
 """Whose an object is: the one rule for everything that the collection deletes, empties or overwrites.
 
-PRIVATE to the collection. A label comes along when someone copies an object, and a field manager stays when the label
-is gone; only both prove an object ours. kubectl shows managers where SHOW is among its arguments.
+A label comes along when someone copies an object, and a field manager stays when the label is gone; only both prove an
+object ours. kubectl shows managers where SHOW is among its arguments.
 """
 
 from __future__ import annotations

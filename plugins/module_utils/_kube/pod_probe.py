@@ -1,8 +1,8 @@
 """The probe script that one exec runs in a pod, and the parser of its output.
 
-PRIVATE to the collection. Pure. The script is POSIX shell, because a pod need not have Python; a missing tool
-exits with 127 and is reported as not verified. Its output is a list of sections: a line "@@ NAME", the command's
-output, and "@@= EXIT STATUS"; END is its last line.
+Pure. The script is POSIX shell, because a pod need not have Python; a missing tool exits with 127 and is reported as
+not verified. Its output is a list of sections: a line "@@ NAME", the command's output, and "@@= EXIT STATUS"; END is
+its last line.
 """
 
 from __future__ import annotations

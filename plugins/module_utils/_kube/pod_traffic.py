@@ -1,7 +1,4 @@
-"""Traffic between running pods: both ends by exec through the API server.
-
-PRIVATE to the collection.
-"""
+"""Traffic between running pods: both ends by exec through the API server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The pods that verification runs, and the traffic between them.
 
-PRIVATE to the collection. Pure. Standard library only: the pods are planned on the controller, their traffic on the
-server node, once their addresses are known.
+Pure. Standard library only: the pods are planned on the controller, their traffic on the server node, once their
+addresses are known.
 
 Kinds of pod on each node. `workload`: uid 1000, one resource, one attachment, within the profile `restricted`.
 `claim`: the same with a claim (DRA), where both are served. `aligned`: a claim for a GPU and an HCA at one PCIe root.
@@ -313,8 +313,7 @@ def manifest(pod: dict, namespace: str, tools: dict) -> dict:
         mount_tools(spec, tools)
     if pod["kind"] == "host":
         spec.update(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet")
-        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
-    elif pod["kind"] == "seed":
+    if pod["kind"] in ("host", "seed"):
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     else:
         spec["securityContext"] = {
@@ -428,15 +427,11 @@ def ends_of(pod: dict, answer):
     if answer is None or _unanswered(answer):
         return
     interfaces = {item["rail"]["index"]: item["interface"] for item in pod["attachments"] if item["rail"]}
-    for rail in pod["rails"]:
+    for rail in pod["rails"] if pod["kind"] != "seed" else []:
         interface = rail["netdev"] if pod["kind"] == "host" else interfaces.get(rail["index"])
-        if pod["kind"] == "seed":
-            continue
         addresses = answer["addresses"].get(interface or "") or []
-        ip = next((address.partition("/")[0] for address in addresses), None)
-        network = None
-        if ip:
-            network = str(ipaddress.ip_interface(addresses[0]).network)
+        ip = addresses[0].partition("/")[0] if addresses else None
+        network = str(ipaddress.ip_interface(addresses[0]).network) if ip else None
         eth0 = next((address.partition("/")[0] for address in answer["addresses"].get("eth0") or []), None)
         yield {
             "pod": pod["name"],

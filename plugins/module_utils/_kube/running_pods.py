@@ -1,7 +1,4 @@
-"""Pods on the API server: run the planned ones, probe each, remove them; probe a user's pod.
-
-PRIVATE to the collection.
-"""
+"""Pods on the API server: run the planned ones, probe each, remove them; probe a user's pod."""
 
 from __future__ import annotations
 

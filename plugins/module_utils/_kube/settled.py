@@ -1,4 +1,4 @@
-"""What several modules would change on a node, decided as they do. PRIVATE to the collection."""
+"""What several modules would change on a node, decided as they do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens of service accounts, created where they are missing. PRIVATE to the collection."""
+"""Tokens of service accounts, created where they are missing."""
 
 from __future__ import annotations
 

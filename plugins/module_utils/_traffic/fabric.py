@@ -1,6 +1,6 @@
 """The two ends of a test between nodes or pods: their commands, what the tools print, their processes.
 
-PRIVATE to the collection. Commands and parsers are pure.
+Commands and parsers are pure.
 """
 
 from __future__ import annotations

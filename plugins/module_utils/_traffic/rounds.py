@@ -1,8 +1,8 @@
 """A node's part of tests between nodes: a separate process that runs its rounds and exits.
 
-PRIVATE to the collection. A node enters a round only after all its tests of the previous round have ended, and a test
-needs both ends; so no HCA serves two rounds at once, without a coordinator. All nodes compute the same deadline for
-each round from their own start, so a lost peer costs the rounds it was part of, never the run.
+A node enters a round only after all its tests of the previous round have ended, and a test needs both ends; so no HCA
+serves two rounds at once, without a coordinator. All nodes compute the same deadline for each round from their own
+start, so a lost peer costs the rounds it was part of, never the run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The CNI plugins of a bundle folder: found by name and architecture, checked, extracted from their archives.
-
-PRIVATE to the collection. Runs on the controller.
-"""
-
-from __future__ import annotations
+"""The CNI plugins of a bundle folder: found by name and architecture, checked, extracted from their archives."""
 
 import hashlib
 import io
@@ -50,27 +45,26 @@ def choose(bundle, directory: str, plugins: list, machine: str) -> tuple[dict[st
 
 
 def _file(bundle: dict, directory: str, name: str, architecture: str) -> tuple[bytes, list[Finding]]:
-    row = bundle_folder.file_for(bundle, name, architecture)
-    image = None if row else _image(bundle, name, architecture)
-    if row is None and image is None:
+    row = row_of(bundle, name, architecture)
+    if row is None:
         return b"", [bundle_folder.missing_file(bundle, name, architecture, directory)]
-    wrong = bundle_folder.damaged(directory, [row or image])
+    wrong = bundle_folder.damaged(directory, [row])
     if wrong:
         return b"", wrong
-    path = os.path.join(directory, (row or image)["path"])
-    if image:
-        return _from_image(path, image["reference"], architecture)
+    path = os.path.join(directory, row["path"])
+    if "reference" in row:
+        return _from_image(path, row["reference"], architecture)
     with open(path, "rb") as stream:
         return stream.read(), []
 
 
-def of_flannel(bundle: dict, architecture: str) -> dict | None:
-    """The row that has Flannel's plugin, a file or an image."""
-    return bundle_folder.file_for(bundle, FLANNEL, architecture) or _image(bundle, FLANNEL, architecture)
-
-
-def _image(bundle: dict, name: str, architecture: str) -> dict | None:
-    """Flannel's plugin is released mainly as an image, with its one program in the image's root."""
+def row_of(bundle: dict, name: str, architecture: str) -> dict | None:
+    """The row of bundle.yml that has plugins of this name: a file, or an image with its one program in the root, as
+    Flannel's is mainly released.
+    """
+    file = bundle_folder.file_for(bundle, name, architecture)
+    if file:
+        return file
     for row in bundle.get("images") or []:
         called = row["reference"].rpartition("/")[2].partition("@")[0].partition(":")[0]
         if called == name and row.get("architecture", "any") in (architecture, "any"):

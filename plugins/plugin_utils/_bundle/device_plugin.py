@@ -1,10 +1,8 @@
 """The device plugin as one file that Python runs: its package and the discovery library in a zip archive.
 
-PRIVATE to the collection. The same sources give the same bytes on every controller: members are sorted, stored without
-compression (zlib's output differs between versions) and carry one date. So a checksum tells whether a node has it.
+The same sources give the same bytes on every controller: members are sorted, stored without compression (zlib's output
+differs between versions) and carry one date. So a checksum tells whether a node has it.
 """
-
-from __future__ import annotations
 
 import hashlib
 import io

@@ -1,9 +1,4 @@
-"""The HCA driver in a bundle folder: doca-host, a package that holds a whole repository.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
-
-from __future__ import annotations
+"""The HCA driver in a bundle folder: doca-host, a package that holds a whole repository. Pure."""
 
 import functools
 import json
@@ -11,7 +6,6 @@ import json
 from ...module_utils._bundle.lock import DRIVER
 from ...module_utils._core.change import Finding
 from ...module_utils._driver import packages as driver_packages
-from ...module_utils._driver import versions
 from . import folder as bundle_folder
 
 
@@ -36,7 +30,7 @@ def release(given: str | None, lock: dict, node: dict, flavor: str, bundle: dict
         locked = [row for row in lock.get("artifacts") or [] if row["name"] == DRIVER and here(row["files"])]
         choices = [held, locked, *choices]
     known = [str(row.get("version") or "") for row in next(filter(None, choices), [])]
-    return max(known, key=functools.cmp_to_key(versions.compare), default="")
+    return max(known, key=functools.cmp_to_key(driver_packages.compare), default="")
 
 
 def packages(bundle: dict, node: dict, version: str) -> list[dict]:

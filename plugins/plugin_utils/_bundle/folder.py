@@ -1,11 +1,9 @@
 """The bundle: one folder on the controller that holds all software a cluster needs, described by its bundle.yml.
 
-PRIVATE to the collection. bundle.yml is {schema: 1, origin: release|own|testbed, files: [{name, version, architecture,
-path, sha256}], images: [{reference, path, sha256, architecture?}]}; paths are relative to the folder. `findings` and
-the choosers are pure; `described` reads the description, `damaged` the files.
+bundle.yml is {schema: 1, origin: release|own|testbed, files: [{name, version, architecture, path, sha256}], images:
+[{reference, path, sha256, architecture?}]}; paths are relative to the folder. `findings` and the choosers are pure;
+`described` reads the description, `damaged` the files.
 """
-
-from __future__ import annotations
 
 import functools
 import json

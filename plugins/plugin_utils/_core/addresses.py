@@ -1,9 +1,7 @@
 """netaddr, for everything that runs on the controller; code that runs on nodes has only ipaddress.
 
-PRIVATE to the collection. Import it from here: if netaddr is missing, its first use says what to install.
+Import it from here: if netaddr is missing, its first use says what to install.
 """
-
-from __future__ import annotations
 
 from ansible.errors import AnsibleError
 

@@ -1,10 +1,8 @@
 """What a run knows of its hosts, for actions that judge all of them.
 
-PRIVATE to the collection. An argument such as `hosts | map('extract', hostvars, 'known')` would copy what each host has
-registered into the task; here an action takes what it asks for.
+An argument such as `hosts | map('extract', hostvars, 'known')` would copy what each host has registered into the task;
+here an action takes what it asks for.
 """
-
-from __future__ import annotations
 
 from typing import Any
 

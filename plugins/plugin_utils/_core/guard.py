@@ -1,12 +1,10 @@
 """The ends of action plugins: what change.reported() is for modules, and no variable from a node's facts.
 
-PRIVATE to the collection. Ansible makes variables of all that any module on a node answers as facts, above those of the
-inventory and the defaults: a node that somebody else controls could choose files of the controller by them, or what is
-run on another host. Each module of this collection has a guarded action (meta/runtime.yml); what a builtin module on a
-node answers is refused by the next of them.
+Ansible makes variables of all that any module on a node answers as facts, above those of the inventory and the
+defaults: a node that somebody else controls could choose files of the controller by them, or what is run on another
+host. Each module of this collection has a guarded action (meta/runtime.yml); what a builtin module on a node answers is
+refused by the next of them.
 """
-
-from __future__ import annotations
 
 import functools
 import pathlib

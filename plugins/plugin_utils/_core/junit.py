@@ -1,9 +1,4 @@
-"""JUnit XML as Jenkins' schema has it (junit-10.xsd of its xUnit plugin): the only place that writes it.
-
-PRIVATE to the collection. Pure.
-"""
-
-from __future__ import annotations
+"""JUnit XML as Jenkins' schema has it (junit-10.xsd of its xUnit plugin): the only place that writes it. Pure."""
 
 from typing import NamedTuple
 from xml.etree import ElementTree  # only written, never parsed

@@ -1,9 +1,4 @@
-"""Python libraries that the controller needs beside ansible-core.
-
-PRIVATE to the collection.
-"""
-
-from __future__ import annotations
+"""Python libraries that the controller needs beside ansible-core."""
 
 import importlib.util
 import pathlib

@@ -1,9 +1,4 @@
-"""Rails of a node's facts, as networks and test pods are planned from.
-
-PRIVATE to the collection. Pure.
-"""
-
-from __future__ import annotations
+"""Rails of a node's facts, as networks and test pods are planned from. Pure."""
 
 from ansible.module_utils.common.validation import check_type_list
 

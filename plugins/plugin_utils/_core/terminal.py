@@ -1,9 +1,4 @@
-"""Output to the operator's terminal; every plugin of the collection prints through this module.
-
-PRIVATE to the collection. Runs on the controller.
-"""
-
-from __future__ import annotations
+"""Output to the operator's terminal; every plugin of the collection prints through this module."""
 
 import shlex
 

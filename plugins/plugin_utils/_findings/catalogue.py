@@ -1,9 +1,7 @@
 """The catalogue of failures, catalogue.yml beside this file: the sign, its cause, where to look, and the fix.
 
-PRIVATE to the collection. `diagnosis` matches checks against CATALOGUE; docs/failures.md is generated from DOCUMENT.
+`diagnosis` matches checks against CATALOGUE; docs/failures.md is generated from DOCUMENT.
 """
-
-from __future__ import annotations
 
 import pathlib
 import re

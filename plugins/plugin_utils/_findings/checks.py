@@ -1,10 +1,8 @@
 """A named check: what must be true of one object, whether it is, and what to do if it is not.
 
-PRIVATE to the collection. Pure; runs on the controller. A check is a Finding as a mapping, with status
-(passed, failed, not_verified or unused); a fabric check that moved data also has figures.
+Pure. A check is a Finding as a mapping, with status (passed, failed, not_verified or unused); a fabric check that moved
+data also has figures.
 """
-
-from __future__ import annotations
 
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import runnable

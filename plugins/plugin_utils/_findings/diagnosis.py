@@ -1,13 +1,11 @@
 """Trace failed checks back to the one failure of the catalogue that explains them.
 
-PRIVATE to the collection. Pure; runs on the controller.
+Pure.
 
 For each host: the failures whose signs its checks show; of those, the ones that no other explains; of these, the first
 in the order of the catalogue is the root. What the root explains is listed beneath it. What nothing explains is listed
 beside it: an unrelated second fault is not called a consequence.
 """
-
-from __future__ import annotations
 
 import fnmatch
 import functools

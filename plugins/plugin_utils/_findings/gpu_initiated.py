@@ -1,9 +1,4 @@
-"""What a node lacks for GPU-initiated RDMA, and the published failure that follows, in words.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
-
-from __future__ import annotations
+"""What a node lacks for GPU-initiated RDMA, and the published failure that follows, in words. Pure."""
 
 from ...module_utils.hca import gpu_initiated as facts_of
 

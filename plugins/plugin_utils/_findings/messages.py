@@ -1,9 +1,7 @@
 """Why a pod does not start: the component that said so, in its own words, with cause and fix (catalogue.yml, messages).
 
-PRIVATE to the collection. Pure; runs on the controller.
+Pure.
 """
-
-from __future__ import annotations
 
 import re
 from typing import NamedTuple

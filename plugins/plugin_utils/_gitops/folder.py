@@ -1,10 +1,7 @@
 """A folder for Git that holds the rendered cluster objects: one directory a role, one file an object.
 
-PRIVATE to the collection. `files` and `plan` are pure. A path is relative to the folder and has at most one directory,
-the role's name.
+`files` and `plan` are pure. A path is relative to the folder and has at most one directory, the role's name.
 """
-
-from __future__ import annotations
 
 import json
 import os

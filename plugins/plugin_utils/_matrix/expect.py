@@ -1,6 +1,6 @@
 """What one end of a bandwidth test can carry: the rate of its link or that of its PCIe slot, whichever is less.
 
-PRIVATE to the collection. Pure. All rates are in Gb/s, 10**9 bits of payload a second, as perftest counts them.
+Pure. All rates are in Gb/s, 10**9 bits of payload a second, as perftest counts them.
 
 Sources
 - PCIe line coding and packet overhead: PCI Express Base Specification 3.0 (8b/10b up to 5 GT/s, 128b/130b from 8 GT/s;
@@ -10,8 +10,6 @@ Sources
 - InfiniBand line coding: InfiniBand Architecture Specification, volume 2 (8b/10b up to QDR, 64b/66b for FDR; what the
   kernel shows for EDR and later is the data rate). Packet headers: volume 1, and Annex A17 (RoCE v2).
 """
-
-from __future__ import annotations
 
 import statistics
 

@@ -1,9 +1,7 @@
 """The bandwidth matrix after it ran: what each test should have reached, which did not, and the likely reason.
 
-PRIVATE to the collection. Pure; runs on the controller. The document is described by docs/schemas/results-1.json.
+Pure. The document is described by docs/schemas/results-1.json.
 """
-
-from __future__ import annotations
 
 import bisect
 import statistics

@@ -1,9 +1,7 @@
 """The bandwidth matrix before it runs: ends, pairs in both directions, rounds, how long it takes and what it loads.
 
-PRIVATE to the collection. Pure; runs on the controller. Peers are found as in _verify.pairs: by rail index and network.
+Pure. Peers are found as in _verify.pairs: by rail index and network.
 """
-
-from __future__ import annotations
 
 import math
 

@@ -1,10 +1,8 @@
 """The bandwidth matrix between pods: which test pods it needs, and its rounds once their addresses are known.
 
-PRIVATE to the collection. Pure; runs on the controller. The pods are those of _pod_plan: `rails` with every rail at
-once, `workload` where there is one rail, `host` for soft-RoCE, which does no verbs in a pod's own namespace.
+Pure. The pods are those of _pod_plan: `rails` with every rail at once, `workload` where there is one rail, `host` for
+soft-RoCE, which does no verbs in a pod's own namespace.
 """
-
-from __future__ import annotations
 
 from ...module_utils._kube import pod_probe
 from ...module_utils._kube import pods as kube_pods

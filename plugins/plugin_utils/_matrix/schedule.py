@@ -1,13 +1,11 @@
 """Which pairs are measured at the same time, so that no shared resource serves two tests at once.
 
-PRIVATE to the collection. Pure. Each group (the ends of one rail in one network) is a complete graph, and a round is a
-set of its edges without a common vertex. The circle method colours the edges of a complete graph with n vertices in
-n - 1 rounds for even n and n for odd n, and no colouring needs fewer. Groups run beside each other; where two of them
-share something, a PCIe link or the processor of a software HCA, first fit puts the later pair into a later round. First
-fit never needs more than 2d - 1 rounds, d being the most pairs that one shared resource takes part in.
+Pure. Each group (the ends of one rail in one network) is a complete graph, and a round is a set of its edges without a
+common vertex. The circle method colours the edges of a complete graph with n vertices in n - 1 rounds for even n and n
+for odd n, and no colouring needs fewer. Groups run beside each other; where two of them share something, a PCIe link or
+the processor of a software HCA, first fit puts the later pair into a later round. First fit never needs more than 2d -
+1 rounds, d being the most pairs that one shared resource takes part in.
 """
-
-from __future__ import annotations
 
 from typing import Optional
 

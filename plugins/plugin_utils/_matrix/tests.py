@@ -1,9 +1,4 @@
-"""Who measures whom: the tests between nodes, and those between pods, of verification and matrix.
-
-PRIVATE to the collection. Runs on the controller.
-"""
-
-from __future__ import annotations
+"""Who measures whom: the tests between nodes, and those between pods, of verification and matrix."""
 
 from ...module_utils._core.text import count, four_facts
 from .._core import fleet, terminal

@@ -1,12 +1,9 @@
 """The all-reduce job for the rails that the facts show.
 
-PRIVATE to the collection. Pure; runs on the controller. Two forms: `job`, an indexed Job whose pods find each other by
-a headless Service, with torchrun and no operator; `mpijob`, all_reduce_perf of nccl-tests under the Kubeflow MPI
-operator (kubeflow.org/v2beta1), which this collection does not install. Evidence level E5: no test of this project has
-run either.
+Pure. Two forms: `job`, an indexed Job whose pods find each other by a headless Service, with torchrun and no operator;
+`mpijob`, all_reduce_perf of nccl-tests under the Kubeflow MPI operator (kubeflow.org/v2beta1), which this collection
+does not install. Evidence level E5: no test of this project has run either.
 """
-
-from __future__ import annotations
 
 import json
 import re

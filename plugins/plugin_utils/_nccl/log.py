@@ -1,11 +1,8 @@
 """What a log of nccl-tests with NCCL_DEBUG=INFO says: transport, GPUDirect RDMA, HCAs, bandwidth, errors.
 
-PRIVATE to the collection. Pure. The lines are those of NCCL 2.12 to 2.28 (src/transport/net_ib.cc, later
-net_ib/init.cc; src/transport/net.cc; src/init.cc) and of nccl-tests (src/common.cu), plain or behind the prefix of
-mpirun --tag-output.
+Pure. The lines are those of NCCL 2.12 to 2.28 (src/transport/net_ib.cc, later net_ib/init.cc; src/transport/net.cc;
+src/init.cc) and of nccl-tests (src/common.cu), plain or behind the prefix of mpirun --tag-output.
 """
-
-from __future__ import annotations
 
 import re
 

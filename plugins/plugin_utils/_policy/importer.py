@@ -1,10 +1,8 @@
 """A NicClusterPolicy and its companions as variables of the roles, with a line for every field.
 
-PRIVATE to the collection. Pure; runs on the controller. Kinds and fields are those of Network Operator's API
-mellanox.com/v1alpha1 and of nv-ipam.nvidia.com/v1alpha1 (docs/nicclusterpolicy.md names the versions).
+Pure. Kinds and fields are those of Network Operator's API mellanox.com/v1alpha1 and of nv-ipam.nvidia.com/v1alpha1
+(docs/nicclusterpolicy.md names the versions).
 """
-
-from __future__ import annotations
 
 import re
 

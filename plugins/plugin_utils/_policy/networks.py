@@ -1,9 +1,7 @@
 """Network Operator's networks (MacvlanNetwork, IPoIBNetwork, HostDeviceNetwork) and nv-ipam's IPPools, as attachments.
 
-PRIVATE to the collection. Pure; runs on the controller.
+Pure.
 """
-
-from __future__ import annotations
 
 import json
 

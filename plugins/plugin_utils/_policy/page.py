@@ -1,9 +1,4 @@
-"""One foreign object while it is read: a line about each of its fields, so that none is dropped silently.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
-
-from __future__ import annotations
+"""One foreign object while it is read: a line about each of its fields, so that none is dropped silently. Pure."""
 
 import copy
 import json

@@ -1,9 +1,4 @@
-"""config.json of the shared device plugin, as device_plugin_resources, and what its selectors match on nodes.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
-
-from __future__ import annotations
+"""config.json of the shared device plugin, as device_plugin_resources, and what its selectors match on nodes. Pure."""
 
 from ...module_utils._core import text
 from ...module_utils._device_plugin import config
@@ -42,10 +37,7 @@ class Resources:
             page.refuse(path, "one entry for each resource", f"{name} twice", "rename one")
 
     def _entry(self, page: Page, path: tuple, entry) -> dict | None:
-        name = None
-        if isinstance(entry, dict):
-            lower = {str(key).lower(): value for key, value in entry.items()}
-            name = lower.get("resourcename")
+        name = config.keys(entry).get("resourcename") if isinstance(entry, dict) else None
         if not name or not isinstance(name, str):
             page.say(path, WRONG, why="see the problem")
             page.refuse(path, "an entry with resourceName", short(entry), "give each entry a resourceName")

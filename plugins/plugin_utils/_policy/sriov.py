@@ -1,9 +1,7 @@
 """The SR-IOV device plugin's config and SriovNetworkNodePolicies, as networks_sriov and networks_sriov_resources.
 
-PRIVATE to the collection. Pure; runs on the controller.
+Pure.
 """
-
-from __future__ import annotations
 
 from ...module_utils._core import text
 from .networks import DEVICE_PREFIX, as_mapping

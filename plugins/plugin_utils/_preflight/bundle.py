@@ -1,12 +1,9 @@
 """What a bundle lacks of all that the roles take from it, before any node is touched.
 
-PRIVATE to the collection. Reads the folder on the controller. A node comes as for _preflight.k3s, with `needs`:
-plugins (names of CNI plugins), images (references that the roles deploy), pulled (whether nodes may pull an image that
-the bundle does not bring), wheels (the folder of the device plugin's libraries, or nothing where pip takes them from
-its index).
+Reads the folder on the controller. A node comes as for _preflight.k3s, with `needs`: plugins (names of CNI plugins),
+images (references that the roles deploy), pulled (whether nodes may pull an image that the bundle does not bring),
+wheels (the folder of the device plugin's libraries, or nothing where pip takes them from its index).
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -58,7 +55,7 @@ def lacking(node: dict, bundle: dict, folder: str, digests: set[str]) -> list[Fi
         bundle, cni.REFERENCE, architecture
     ):
         found.append(bundle_folder.missing_file(bundle, cni.REFERENCE, architecture, folder))
-    if "flannel" in plugins and not cni.of_flannel(bundle, architecture):
+    if "flannel" in plugins and not cni.row_of(bundle, cni.FLANNEL, architecture):
         found.append(bundle_folder.missing_file(bundle, cni.FLANNEL, architecture, folder))
     for reference in sorted(set(needs.get("images") or ())):
         found += _image(bundle, reference, architecture, folder, needs, reference in digests)

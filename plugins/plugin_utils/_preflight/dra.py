@@ -1,9 +1,4 @@
-"""What keeps a node from serving over DRA: the cluster, its kubelet, its container runtime.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
-
-from __future__ import annotations
+"""What keeps a node from serving over DRA: the cluster, its kubelet, its container runtime. Pure."""
 
 import re
 

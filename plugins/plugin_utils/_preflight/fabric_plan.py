@@ -1,10 +1,8 @@
 """The switch plan that a user states (fabric_plan): which traffic class jobs ride, and what follows from it.
 
-PRIVATE to the collection. Pure; runs on the controller. The byte on the wire, ToS of IPv4 and traffic class of IPv6, is
-DSCP << 2 | ECN; the switch and the NIC choose the priority by its DSCP.
+Pure. The byte on the wire, ToS of IPv4 and traffic class of IPv6, is DSCP << 2 | ECN; the switch and the NIC choose the
+priority by its DSCP.
 """
-
-from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple

@@ -1,10 +1,8 @@
 """Which ports each node needs open for its peers: who asks whom about them, what an answer means, and what opens them.
 
-PRIVATE to the collection. Pure; runs on the controller. Every port comes from the role that uses it. A hardware HCA
-moves RDMA past the kernel, so no firewall of the node sees it; a software one (soft-RoCE) sends UDP through it.
+Pure. Every port comes from the role that uses it. A hardware HCA moves RDMA past the kernel, so no firewall of the node
+sees it; a software one (soft-RoCE) sends UDP through it.
 """
-
-from __future__ import annotations
 
 import functools
 

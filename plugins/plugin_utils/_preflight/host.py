@@ -1,9 +1,4 @@
-"""Everything that is wrong with a host's variables and facts, found before anything changes.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
-
-from __future__ import annotations
+"""Everything that is wrong with a host's variables and facts, found before anything changes. Pure."""
 
 import difflib
 import re
@@ -11,7 +6,7 @@ import re
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from ...module_utils._core import text as core_text
-from ...module_utils._core.change import Finding
+from ...module_utils._core.change import Change, Finding
 from ...module_utils._device_plugin import config
 from ...module_utils._driver import packages
 from ...module_utils._driver import plan as driver_plan
@@ -76,29 +71,25 @@ def validate(options: dict, values: dict) -> tuple[dict, list[Finding]]:
     """
     effective, findings = {}, []
     for name, option in sorted(options.items()):
-        value = values.get(name, option.get("default"))
+        value, default, problem = values.get(name, option.get("default")), option.get("default"), None
         # ansible-core reads a null as "not given"; here it would silently switch a default off.
-        if value is None and option.get("default") is not None:
-            findings.append(_invalid(name, option, "null (no value after the colon?)"))
-            effective[name] = option["default"]
-            continue
+        if value is None and default is not None:
+            problem = _odd(name, describe(option), "null (no value after the colon?)")
         # YAML reads 3.10 as 3.1, and no text brings the zero back.
-        if name == "driver_version" and isinstance(value, (int, float)):
+        elif name == "driver_version" and isinstance(value, (int, float)):
             step = "put it in quotes where it is set (inventory, group_vars or -e)"
-            findings.append(Finding(f"variable {name}", 'text, such as "3.10"', f"the number {value}", step))
-            effective[name] = option.get("default")
-            continue
+            problem = Finding(f"variable {name}", 'text, such as "3.10"', f"the number {value}", step)
         # What argument specs take besides, Ansible's filter bool takes for false.
-        if option.get("type") == "bool" and isinstance(value, str) and value.lower() not in _BOOLEANS:
-            findings.append(_invalid(name, option, _short(value)))
-            effective[name] = option.get("default")
-            continue
-        checked = ArgumentSpecValidator({name: option}).validate({name: value})
-        if checked.error_messages:
-            findings.append(_invalid(name, option, _seen(option, value, checked.error_messages)))
-            effective[name] = option.get("default")
+        elif option.get("type") == "bool" and isinstance(value, str) and value.lower() not in _BOOLEANS:
+            problem = _odd(name, describe(option), config.short(value))
         else:
-            effective[name] = _given(checked.validated_parameters[name])
+            checked = ArgumentSpecValidator({name: option}).validate({name: value})
+            if checked.error_messages:
+                problem = _odd(name, describe(option), _seen(option, value, checked.error_messages))
+            else:
+                value = _given(checked.validated_parameters[name])
+        effective[name] = default if problem else value
+        findings += [problem] if problem else []
     return effective, findings
 
 
@@ -107,7 +98,7 @@ def _seen(option: dict, value, messages: list[str]) -> str:
     if option.get("no_log"):
         return "another type"
     more = [text for text in messages if "unable to convert" not in text and "could not parse" not in text]
-    return "; ".join([_short(value), *more])
+    return "; ".join([config.short(value), *more])
 
 
 def _given(value):
@@ -117,12 +108,6 @@ def _given(value):
     if isinstance(value, dict):
         return {key: item for key, item in value.items() if item is not None}
     return value
-
-
-def _invalid(name: str, option: dict, seen: str) -> Finding:
-    return Finding(
-        f"variable {name}", describe(option), seen, "correct it where it is set (inventory, group_vars or -e)"
-    )
 
 
 # What a type cannot express: names that end up in a file or a command, and numbers with a valid range.
@@ -184,7 +169,7 @@ def values(variables: dict, options: dict) -> list[Finding]:
         if name in variables and _unprintable(
             variables[name], option["type"] in ("dict", "raw") or "options" in option
         ):
-            seen = "one of these" if option.get("no_log") else _short(variables[name])
+            seen = "one of these" if option.get("no_log") else config.short(variables[name])
             found.append(_odd(name, "text without control, bidi and invisible characters", seen))
     for name, least in _LEAST.items():
         if variables.get(name) is not None and variables[name] < least:
@@ -197,7 +182,7 @@ def values(variables: dict, options: dict) -> list[Finding]:
         if space == "default" or space.startswith("kube-") or space in (variables.get("networks_namespaces") or ()):
             found.append(_odd(name, "a namespace of the tests' own, which can be deleted with all in it", space))
     try:
-        limit(variables.get("limits_memlock") or "infinity")
+        memlock.parse(variables.get("limits_memlock") or "infinity")
     except ValueError as error:
         found.append(_odd("limits_memlock", "infinity, or a number of bytes with K, M, G, T, P or E", str(error)))
         variables["limits_memlock"] = options["limits_memlock"]["default"]
@@ -206,16 +191,16 @@ def values(variables: dict, options: dict) -> list[Finding]:
         variables["pcie_read_request"] = None
     resources = variables.get("device_plugin_resources")
     if resources is not None and not config.is_known(resources):
-        found.append(_odd("device_plugin_resources", config.WANTED, _short(resources)))
+        found.append(_odd("device_plugin_resources", config.WANTED, config.short(resources)))
     found += fabric_plan.findings(variables)
     odd = [item for item in variables.get("discovery_rails") or () if len(item.keys() - {"port"}) != 1]
     if odd:
-        found.append(_odd("discovery_rails", "items with exactly one of hca, pci, netdev and mac", _short(odd)))
+        found.append(_odd("discovery_rails", "items with exactly one of hca, pci, netdev and mac", config.short(odd)))
         variables["discovery_rails"] = [item for item in variables["discovery_rails"] if item not in odd]
     odd = [item for item in variables.get("rail_links_settings") or () if not _is_setting(item)]
     if odd:
         wanted = "items with exactly one of pci and mac, and an mtu from 68 to 65535 or up: true"
-        found.append(_odd("rail_links_settings", wanted, _short(odd)))
+        found.append(_odd("rail_links_settings", wanted, config.short(odd)))
         variables["rail_links_settings"] = [item for item in variables["rail_links_settings"] if item not in odd]
     return found
 
@@ -253,11 +238,6 @@ def _is_setting(item: dict) -> bool:
 
 def _odd(name: str, wanted: str, seen: str) -> Finding:
     return Finding(f"variable {name}", wanted, seen, "correct it where it is set (inventory, group_vars or -e)")
-
-
-def limit(value):
-    """A memlock limit in bytes, None for infinity: one syntax for planner, preflight and checks."""
-    return memlock.parse(value)
 
 
 def describe(option: dict) -> str:
@@ -319,11 +299,6 @@ def without_cluster(names, options) -> list[Finding]:
     step = "take it out, or take out cluster: false"
     seen = "cluster: false, so it would have no effect"
     return [Finding(f"variable {name}", "a cluster layer", seen, step) for name in sorted(set(names) & set(options))]
-
-
-def _short(value) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 # --- what the node has and what the variables ask for ----------------------------------------------------------------
@@ -633,17 +608,8 @@ def plan(facts: dict, variables: dict) -> dict:
         stale += [image for image in made.stale_images if image not in stale]
     if variables["kernel_modules_initramfs"] != "never":
         why = "the initramfs contains an older copy of our modprobe.d file"
-        outcome["changes"] += [
-            {
-                "object": image,
-                "action": "rebuild",
-                "before": "older",
-                "after": "rebuilt",
-                "why": why,
-                "role": "kernel_modules",
-            }
-            for image in stale
-        ]
+        rebuilt = [Change(image, "rebuild", "older", "rebuilt") for image in stale]
+        outcome["changes"] += [{**change._asdict(), "why": why, "role": "kernel_modules"} for change in rebuilt]
     return outcome
 
 

@@ -1,14 +1,12 @@
 """k3s across all hosts: what cannot work, and the decision for each node.
 
-PRIVATE to the collection. Pure; runs on the controller, where netaddr is. A node comes as {host, state (what node_facts
-read, or None), failure, variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of
-all hosts of k3s_servers in order, also those that this run leaves out), guessed_from (without that group: the nodes, of
-which the first is the server; else empty), first_addresses (what the inventory says of a guessed server),
-server_addresses {host of servers: (k3s_node_ip, ansible_host)} where servers share an address}. A server outside of
-the run comes in the same form: what concerns the cluster is decided from all servers of the inventory.
+Pure; runs on the controller, where netaddr is. A node comes as {host, state (what node_facts read, or None), failure,
+variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of all hosts of k3s_servers
+in order, also those that this run leaves out), guessed_from (without that group: the nodes, of which the first is the
+server; else empty), first_addresses (what the inventory says of a guessed server), server_addresses {host of servers:
+(k3s_node_ip, ansible_host)} where servers share an address}. A server outside of the run comes in the same form: what
+concerns the cluster is decided from all servers of the inventory.
 """
-
-from __future__ import annotations
 
 import re
 import statistics

@@ -1,12 +1,10 @@
 """Attachments a user asks for, or one a rail, as NetworkAttachmentDefinitions, address pools and node files.
 
-PRIVATE to the collection. Pure; runs on the controller. No two nodes ever hand out the same address: host-local keeps
-its leases on the node, so each node gets a block of its own. One NetworkAttachmentDefinition cannot hold a block a
-node; then its spec is empty and Multus reads the configuration of the same name from a file of the node
-(confDir, Kubernetes Network Custom Resource Definition De-facto Standard, 4.1.1).
+Pure. No two nodes ever hand out the same address: host-local keeps its leases on the node, so each node gets a block of
+its own. One NetworkAttachmentDefinition cannot hold a block a node; then its spec is empty and Multus reads the
+configuration of the same name from a file of the node (confDir, Kubernetes Network Custom Resource Definition De-facto
+Standard, 4.1.1).
 """
-
-from __future__ import annotations
 
 import itertools
 import json
@@ -16,6 +14,7 @@ from collections.abc import Sequence
 from ...module_utils._cni import address_pool, nad_lint
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
+from ...module_utils._device_plugin import config as plugin_config
 from ...module_utils._device_plugin import dra
 from ...module_utils._kube import pods
 from .._core.addresses import netaddr
@@ -249,20 +248,17 @@ def _ipam(item: dict, ranges=None, taken=()) -> dict:
     kind = item["ipam"]
     if kind == "none":
         return {}
+    gateway = {"gateway": item["gateway"]} if item.get("gateway") else {}
     if kind == "host-local":
-        gateway = {"gateway": item["gateway"]} if item.get("gateway") else {}
         made = [{"subnet": item["subnet"], "rangeStart": low, "rangeEnd": high, **gateway} for low, high in ranges]
         return {"type": "host-local", "ranges": [made]}
     if kind == "static":
-        gateway = {"gateway": item["gateway"]} if item.get("gateway") else {}
         addresses = [{"address": address, **gateway} for address in item.get("addresses") or []]
         return {"type": "static", **({"addresses": addresses} if addresses else {})}
     if kind == "nv-ipam":
         return {"type": "nv-ipam", "poolName": item.get("pool") or item["name"], "poolType": "ippool"}
-    made = {"type": "whereabouts", "range": item["subnet"]}
-    for ours, theirs in (("range_start", "range_start"), ("range_end", "range_end"), ("gateway", "gateway")):
-        if item.get(ours):
-            made[theirs] = item[ours]
+    bounds = {key: item[key] for key in ("range_start", "range_end") if item.get(key)}
+    made = {"type": "whereabouts", "range": item["subnet"], **bounds, **gateway}
     outside = [str(netaddr.IPNetwork(value)) for value in [*(item.get("exclude") or []), *taken]]
     if outside:
         # whereabouts takes networks, so a single address is one of full length.
@@ -424,19 +420,14 @@ def _namespaces(attachments: list[dict]) -> list[dict]:
 
 
 def _listed(given) -> list[dict]:
-    """Items of the plugin's configList with their keys in lower case: the plugin accepts any case."""
-    items = given if isinstance(given, list) else []
-    return [{str(key).lower(): value for key, value in item.items()} for item in items if isinstance(item, dict)]
-
-
-def _full_name(item: dict) -> str:
-    return f"{item.get('resourceprefix') or 'rdma'}/{item.get('resourcename')}"
+    """Items of the plugin's configList."""
+    return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
 
 
 def shared_resources(given, nodes: list[dict]) -> list[str]:
     """Resources of the shared device plugin: those of the user's configList, else one a rail."""
     if _listed(given):
-        return [_full_name(item) for item in _listed(given)]
+        return [plugin_config.full_name(item) for item in _listed(given)]
     return sorted({pods.own_resource(rail["index"]) for node in nodes for rail in node["rails"]})
 
 
@@ -447,10 +438,9 @@ def rail_resource(index: int, given, nodes: list[dict]):
         return pods.own_resource(index)
     netdevs = {rail["netdev"] for node in nodes for rail in node["rails"] if rail["index"] == index}
     for item in items:
-        selectors = {str(key).lower(): value for key, value in (item.get("selectors") or {}).items()}
-        if netdevs & set(selectors.get("ifnames") or []):
-            return _full_name(item)
-    return _full_name(items[0]) if len(items) == 1 else None
+        if netdevs & set(plugin_config.interfaces(item)):
+            return plugin_config.full_name(item)
+    return plugin_config.full_name(items[0]) if len(items) == 1 else None
 
 
 def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[Finding]]:
@@ -597,9 +587,8 @@ def _takes_away(item: dict, by_host: dict, resources, nodes: list[dict]) -> str 
     of_rails = {pods.own_resource(rail["index"]) for node in nodes for rail in node["rails"] if rail["netdev"] in named}
     selected = of_rails if not _listed(resources) else set()
     for entry in _listed(resources):
-        selectors = {str(key).lower(): value for key, value in (entry.get("selectors") or {}).items()}
-        if named & {*(selectors.get("ifnames") or []), *(entry.get("devices") or [])}:
-            selected.add(_full_name(entry))
+        if named & {*plugin_config.interfaces(entry), *(plugin_config.keys(entry).get("devices") or [])}:
+            selected.add(plugin_config.full_name(entry))
     if not selected:
         return None
     return (

@@ -1,12 +1,10 @@
 """The one plan of a run: what was read of all nodes and their typed variables in; findings and decisions out.
 
-PRIVATE to the collection. Runs on the controller. Each role's planner is a pure function; here they get what they ask
-for, in the order of the roles, and everything that is wrong with any node comes together. A node comes as the action
-`plan` returns it when it reads: {host, address, variables (typed), problems (of these), ansible_facts.rdma, hostname,
-k3s, networks, firewall, runtime}, or with `lost` or `failure`, which say why it was not read.
+Each role's planner is a pure function; here they get what they ask for, in the order of the roles, and everything that
+is wrong with any node comes together. A node comes as the action `plan` returns it when it reads: {host, address,
+variables (typed), problems (of these), ansible_facts.rdma, hostname, k3s, networks, firewall, runtime}, or with `lost`
+or `failure`, which say why it was not read.
 """
-
-from __future__ import annotations
 
 import functools
 import json

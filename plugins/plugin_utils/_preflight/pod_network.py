@@ -1,9 +1,4 @@
-"""The pod network against the facts of a node.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
-
-from __future__ import annotations
+"""The pod network against the facts of a node. Pure."""
 
 import re
 

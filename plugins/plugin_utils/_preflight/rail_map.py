@@ -1,9 +1,7 @@
 """Rail maps: nodes of one product have the same, and a node's own does not change unnoticed.
 
-PRIVATE to the collection. Pure. Rails that discovery_rails names are the operator's: they are not compared.
+Pure. Rails that discovery_rails names are the operator's: they are not compared.
 """
-
-from __future__ import annotations
 
 import json
 import re

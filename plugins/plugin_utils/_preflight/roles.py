@@ -1,10 +1,7 @@
 """Combinations of a role's variables, and of its variables and the host, that cannot work.
 
-PRIVATE to the collection. Pure; runs on the controller. Roles whose planner is a module of its own (driver, k3s,
-networks) are not here.
+Pure. Roles whose planner is a module of its own (driver, k3s, networks) are not here.
 """
-
-from __future__ import annotations
 
 import re
 

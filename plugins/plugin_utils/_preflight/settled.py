@@ -1,9 +1,4 @@
-"""Whether a node takes part in deploying the cluster: asked with the options that the roles' own tasks would have.
-
-PRIVATE to the collection. Runs on the controller.
-"""
-
-from __future__ import annotations
+"""Whether a node takes part in deploying the cluster: asked with the options that the roles' own tasks would have."""
 
 import functools
 import json

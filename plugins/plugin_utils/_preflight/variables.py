@@ -1,10 +1,7 @@
 """The variables of all roles: their documented options, and their typed values for a host.
 
-PRIVATE to the collection. Runs on the controller. The argument specs of the roles hold every type and default; nothing
-else repeats one.
+The argument specs of the roles hold every type and default; nothing else repeats one.
 """
-
-from __future__ import annotations
 
 import functools
 import pathlib

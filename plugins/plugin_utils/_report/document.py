@@ -1,9 +1,4 @@
-"""The results document, which docs/schemas/results-1.json describes: telling one, creating one.
-
-PRIVATE to the collection. Pure.
-"""
-
-from __future__ import annotations
+"""The results document, which docs/schemas/results-1.json describes: telling one, creating one. Pure."""
 
 from typing import Any, Optional
 

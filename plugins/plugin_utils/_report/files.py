@@ -1,9 +1,4 @@
-"""Files of a report on the controller: where the page goes, reading source documents, writing.
-
-PRIVATE to the collection.
-"""
-
-from __future__ import annotations
+"""Files of a report on the controller: where the page goes, reading source documents, writing."""
 
 import datetime
 import json

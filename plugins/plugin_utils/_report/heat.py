@@ -1,9 +1,7 @@
 """The bandwidth matrix as a heat map that is a table: one row a pair of nodes, one column a rail, figures in the cells.
 
-PRIVATE to the collection. Pure.
+Pure.
 """
-
-from __future__ import annotations
 
 from typing import Any
 

@@ -1,9 +1,7 @@
 """The page's summary: state of each node, headline, failures grouped by their fix.
 
-PRIVATE to the collection. Pure. Levels, best first: ok, open (nothing failed, something is not proven or pending), bad.
+Pure. Levels, best first: ok, open (nothing failed, something is not proven or pending), bad.
 """
-
-from __future__ import annotations
 
 from typing import Any
 

@@ -1,9 +1,7 @@
 """The GPU-NIC map of a node: one tree a NUMA node, from the PCI host bridge down to GPUs and HCAs with their rails.
 
-PRIVATE to the collection. Pure. Nested lists; the style sheet draws them.
+Pure. Nested lists; the style sheet draws them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Optional

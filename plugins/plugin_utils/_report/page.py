@@ -1,10 +1,7 @@
 """The page: one self-contained HTML file that loads nothing from the network and runs only its own few lines.
 
-PRIVATE to the collection. Pure: the same document gives the same bytes. What is shown is chosen here, how it is written
-stands in templates/.
+Pure: the same document gives the same bytes. What is shown is chosen here, how it is written stands in templates/.
 """
-
-from __future__ import annotations
 
 import base64
 import functools

@@ -1,9 +1,7 @@
 """What must be true of claims on HCAs (DRA): published, allocated, aligned with a GPU; and why one is Pending.
 
-PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks.
+Pure. Checks have the form of _findings.checks.
 """
-
-from __future__ import annotations
 
 from ...module_utils._core import text as core_text
 from ...module_utils._device_plugin.dra import DRIVER, PCIE_ROOT, class_of
@@ -49,7 +47,7 @@ def of_pod(pod: dict, claims: list[dict], cluster: dict) -> list[dict]:
     """Whether the claim of a running test pod has the HCAs that it asked for. claims: those in its namespace."""
     if not pod.get("requests") or pod["kind"] == "aligned":
         return []
-    identity, obj = f"pod:{pod['kind']}:claim", _obj(pod)
+    identity, obj = f"pod:{pod['kind']}:claim", obj_of(pod)
     wanted = f"a claim with {core_text.listing(rail['hca'] for rail in pod['rails'])}, prepared for this pod"
     claim = _made_for(pod, claims)
     if claim is None:
@@ -72,7 +70,7 @@ def of_pod(pod: dict, claims: list[dict], cluster: dict) -> list[dict]:
 
 def aligned(pod: dict, state: dict | None, claims: list[dict], cluster: dict) -> dict:
     """Whether the scheduler has put a GPU and an HCA of one PCIe root into one claim, as the devices themselves say."""
-    identity, obj, wanted = "pod:aligned", _obj(pod), f"a GPU and an HCA with the same {PCIE_ROOT} in one claim"
+    identity, obj, wanted = "pod:aligned", obj_of(pod), f"a GPU and an HCA with the same {PCIE_ROOT} in one claim"
     claim = _made_for(pod, claims)
     results = {result["request"]: dra.device_of(cluster, result) for result in (claim or {"devices": []})["devices"]}
     gpu, rail = results.get("gpu"), results.get("rail")
@@ -157,7 +155,7 @@ def _made_for(pod: dict, claims: list[dict]) -> dict | None:
     return next((claim for claim in claims if pod["name"] in claim["of"]), None)
 
 
-def _obj(pod: dict) -> str:
+def obj_of(pod: dict) -> str:
     return f"pod {pod['kind']} on {pod['node']}"
 
 

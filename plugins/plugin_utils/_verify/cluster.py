@@ -1,9 +1,4 @@
-"""A cluster as its test pods are planned from and judged by.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
-
-from __future__ import annotations
+"""A cluster as its test pods are planned from and judged by. Pure."""
 
 from typing import NamedTuple
 

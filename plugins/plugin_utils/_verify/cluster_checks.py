@@ -1,14 +1,12 @@
 """Faults in a cluster's device plugins, policies, labels and pod network, compared with its nodes.
 
-PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks. Only faults become
-checks; a missing object is not a fault.
+Pure. Checks have the form of _findings.checks. Only faults become checks; a missing object is not a fault.
 """
-
-from __future__ import annotations
 
 import json
 
 from ...module_utils._core import text as core_text
+from ...module_utils._device_plugin import config
 from ...module_utils._kube import pods as kube_pods
 from .._core.addresses import netaddr
 from .._findings.checks import FAILED, check
@@ -55,11 +53,15 @@ def _title(item: dict) -> str:
 # --- the NicClusterPolicy ---------------------------------------------------------------------------------------------
 
 
+def _config_of(policy: dict):
+    return ((policy["spec"] or {}).get("rdmaSharedDevicePlugin") or {}).get("config")
+
+
 def _policies(cluster: dict):
     for policy in cluster.get("policies") or []:
-        config = ((policy["spec"] or {}).get("rdmaSharedDevicePlugin") or {}).get("config")
-        if config is not None and not isinstance(config, str):
-            seen = f"a {'list' if isinstance(config, list) else 'mapping'} in YAML"
+        given = _config_of(policy)
+        if given is not None and not isinstance(given, str):
+            seen = f"a {'list' if isinstance(given, list) else 'mapping'} in YAML"
             step = "write it as a block scalar (config: |) with valid JSON"
             wanted = "rdmaSharedDevicePlugin.config as a JSON string"
             yield check("policy:config", _title(policy), FAILED, wanted, seen, step)
@@ -97,10 +99,10 @@ def _configs(cluster: dict) -> tuple[list[tuple[str, list]], list[dict]]:
         if item["kind"] == "ConfigMap" and "config.json" in item["data"]
     ]
     texts += [
-        (_title(policy), config, "policy:config")
+        (_title(policy), given, "policy:config")
         for policy in cluster.get("policies") or []
-        for config in [((policy["spec"] or {}).get("rdmaSharedDevicePlugin") or {}).get("config")]
-        if isinstance(config, str)
+        for given in [_config_of(policy)]
+        if isinstance(given, str)
     ]
     lists, checks = [], []
     for title, text, identity in texts:
@@ -140,10 +142,8 @@ def _selected(configs: list, host: dict, node: dict) -> list[dict]:
 
 
 def _names(entry: dict):
-    """ifNames of an entry, None where it selects by something else; keys are case-insensitive."""
-    lower = {str(key).lower(): value for key, value in entry.items()}
-    selectors = {str(key).lower(): value for key, value in (lower.get("selectors") or {}).items()}
-    return selectors.get("ifnames") or None if not lower.get("extraselectors") else None
+    """ifNames of an entry, None where it selects by something else."""
+    return None if config.keys(entry).get("extraselectors") else config.interfaces(entry) or None
 
 
 def _daemons(cluster: dict) -> list[dict]:

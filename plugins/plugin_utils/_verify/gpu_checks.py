@@ -1,10 +1,8 @@
 """What the GPU layer of a node lacks. The collection installs none of it, so nothing here fails.
 
-PRIVATE to the collection. Pure; runs on the controller. A check passes, or is not verified: RDMA works without a GPU
-driver, but no pod of this node can use GPUs and HCAs together.
+Pure. A check passes, or is not verified: RDMA works without a GPU driver, but no pod of this node can use GPUs and HCAs
+together.
 """
-
-from __future__ import annotations
 
 from ...module_utils._kube import pods as kube_pods
 from ...module_utils.hca import pci

@@ -1,10 +1,8 @@
 """What must be true of a node and of the fabric, each as a named check.
 
-PRIVATE to the collection. Pure; runs on the controller. A check is a mapping with id, object, status (passed, failed,
-not_verified or unused), wanted, seen and next_step; a fabric check that moved data also has figures.
+Pure. A check is a mapping with id, object, status (passed, failed, not_verified or unused), wanted, seen and next_step;
+a fabric check that moved data also has figures.
 """
-
-from __future__ import annotations
 
 from collections.abc import Collection
 
@@ -12,6 +10,7 @@ from ...module_utils._core import text as core_text
 from ...module_utils._core.change import kernel_out_of_reach
 from ...module_utils._device_plugin.ask import DRIVERS
 from ...module_utils._device_plugin.plan import SERVICE
+from ...module_utils._host import memlock
 from ...module_utils.hca import pcie_path
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
 from .._preflight import host as preflight_host
@@ -323,7 +322,7 @@ def _restart(by: str) -> str:
 
 
 def _same_limit(seen, wanted) -> bool:
-    return str(seen).startswith("unknown") or preflight_host.limit(seen) == preflight_host.limit(wanted)
+    return str(seen).startswith("unknown") or memlock.parse(seen) == memlock.parse(wanted)
 
 
 def _left_over(plan, covered: set) -> list[dict]:

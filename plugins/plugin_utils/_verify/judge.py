@@ -1,9 +1,4 @@
-"""The checks of all hosts from what was seen of nodes, fabric and cluster.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
-
-from __future__ import annotations
+"""The checks of all hosts from what was seen of nodes, fabric and cluster. Pure."""
 
 from typing import NamedTuple
 

@@ -1,12 +1,10 @@
 """Which node sends verbs traffic to which, over which rail, and in which round.
 
-PRIVATE to the collection. Pure; runs on the controller. Peers are found by rail index and subnet, never by name: rail i
-of one node is cabled to rail i of the next. Each rail's nodes form a chain, so that every node takes part at the cost
-of one test fewer than there are nodes.
+Pure. Peers are found by rail index and subnet, never by name: rail i of one node is cabled to rail i of the next. Each
+rail's nodes form a chain, so that every node takes part at the cost of one test fewer than there are nodes.
 """
 
-from __future__ import annotations
-
+from ...module_utils._kube.pods import gid_address
 from .._core import fleet
 from .._core.addresses import address as address_of
 from .._core.addresses import netaddr
@@ -77,7 +75,7 @@ def _end(node: dict, rail: dict, hca: dict) -> dict:
         "management": node["address"],
         "tools": node["tools"],
         "networks": {str(netaddr.IPNetwork(address).cidr): str(netaddr.IPNetwork(address).ip) for address in addresses},
-        "gids": {_gid_address(gid["gid"]): gid["index"] for gid in port["gids"] if gid["type"] == "RoCE v2"},
+        "gids": {gid_address(gid["gid"]): gid["index"] for gid in port["gids"] if gid["type"] == "RoCE v2"},
         "reason": None,
     }
     if not node["runs"]:
@@ -101,12 +99,6 @@ def _usable(address: str) -> bool:
     """An address of a fabric: not link-local (each port has one), not loopback."""
     held = network_of(address)
     return held is not None and not (held.ip.is_link_local() or held.ip.is_loopback())
-
-
-def _gid_address(gid: str) -> str | None:
-    """The address that a RoCE GID encodes; None where the text is no GID."""
-    ip = address_of(gid)
-    return None if ip is None else str(ip.ipv4() if ip.is_ipv4_mapped() else ip)
 
 
 def _gbps(hca: dict, port: dict):
@@ -270,14 +262,15 @@ def _tests(client: dict, server: dict, network: str, next_port: dict) -> list[di
             continue  # rdma_cm resolves IP addresses only
         port = next_port[server["host"]]
         next_port[server["host"]] += 1
+        # ib_write_bw exchanges its queue pair numbers over TCP, which needs no address on the rail itself.
+        over_rail = address is not None and (tool == "rping" or ":" not in address)
         tests.append(
             {
                 "id": f"rail{server['rail']}-{client['host']}-{server['host']}-{tool}",
                 "tool": tool,
                 "rail": server["rail"],
                 "network": network,
-                # ib_write_bw exchanges its queue pair numbers over TCP, which needs no address on the rail itself.
-                "address": address if address is not None and ":" not in address else _handshake(tool, address, server),
+                "address": address if over_rail else server["management"],
                 "tcp_port": port,
                 "server": side(server, address),
                 "client": side(client, _address(client, network)),
@@ -287,10 +280,6 @@ def _tests(client: dict, server: dict, network: str, next_port: dict) -> list[di
             }
         )
     return tests
-
-
-def _handshake(tool: str, address, server: dict):
-    return address if tool == "rping" else server["management"]
 
 
 def side(end: dict, address) -> dict:

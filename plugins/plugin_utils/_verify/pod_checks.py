@@ -1,10 +1,7 @@
 """What must be true of a pod that does RDMA, each as a named check; and what prevents RDMA in a user's own pod.
 
-PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks. A figure, or
-something that could not be tried, never counts as a pass.
+Pure. Checks have the form of _findings.checks. A figure, or something that could not be tried, never counts as a pass.
 """
-
-from __future__ import annotations
 
 import json
 
@@ -18,6 +15,7 @@ from .._findings import messages
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 from . import claim_checks
 from . import cluster_checks as verify_cluster_checks
+from .claim_checks import obj_of
 from .cluster import Cluster
 
 # What the runtime or the kubelet says where an image cannot be had: that is no word about RDMA.
@@ -202,11 +200,11 @@ def _not_aligned(hosts: list[dict], cluster: dict, plan: dict, gpu_class: str) -
 
 
 def _unstarted(pod: dict, seen: str, step: str) -> dict:
-    return check(f"pod:{pod['kind']}", _obj(pod), NOT_VERIFIED, "a pod that does RDMA", seen, step)
+    return check(f"pod:{pod['kind']}", obj_of(pod), NOT_VERIFIED, "a pod that does RDMA", seen, step)
 
 
-def _obj(pod: dict) -> str:
-    return f"pod {pod['kind']} on {pod['node']}"
+def _check(pod: dict, what: str, status, wanted: str, seen: str, next_step: str = "") -> dict:
+    return check(f"pod:{pod['kind']}:{what}", obj_of(pod), status, wanted, seen, next_step)
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -248,16 +246,15 @@ def pod_checks(pod: dict, state, answer, host: dict, cluster: dict) -> list[dict
         return [running]
     if answer is not None and "unanswered" in answer["missing"]:
         seen = answer["missing"]["unanswered"]
-        silent = check(f"pod:{name}:answer", _obj(pod), NOT_VERIFIED, "a pod that answers", seen, _AGAIN)
-        return [running, silent]
+        return [running, _check(pod, "answer", NOT_VERIFIED, "a pod that answers", seen, _AGAIN)]
     if answer is None or "exec" in answer["missing"] or answer["user"] is None:
         seen = (answer or {"missing": {}})["missing"].get("exec", "no answer")
         step = "the pod needs a shell (verification_image), and the API server needs access to the kubelet's port 10250"
-        return [running, check(f"pod:{name}:answer", _obj(pod), FAILED, "a pod that answers", seen, step)]
+        return [running, _check(pod, "answer", FAILED, "a pod that answers", seen, step)]
     checks = [running]
     networks = {network["name"]: network for network in cluster["networks"]}
     checks += _status(pod, state, host, networks, cluster)
-    checks += _user(pod, answer)
+    checks.append(_user(pod, answer))
     if name != "host":
         checks.append(_default_route(pod, answer))
         checks += [_interface(pod, item, answer, host, networks) for item in pod["attachments"]]
@@ -272,7 +269,7 @@ def pod_checks(pod: dict, state, answer, host: dict, cluster: dict) -> list[dict
 
 
 def _running(pod: dict, state) -> dict:
-    running = check(f"pod:{pod['kind']}:running", _obj(pod), FAILED, "Running and ready", "")
+    running = _check(pod, "running", FAILED, "Running and ready", "")
     if state is None:
         return {**running, "seen": "the pod is gone", "next_step": "see who deletes pods in the namespace of the tests"}
     if state["ready"]:
@@ -289,7 +286,6 @@ def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -
     """What Multus recorded: eth0 as the default one in the pod network, and each netN in the subnet of its network."""
     if pod["kind"] == "host" or not pod["attachments"]:
         return []
-    identity = f"pod:{pod['kind']}:network-status"
     try:
         noted = json.loads(state["status"] or "null")
     except ValueError:
@@ -297,7 +293,7 @@ def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -
     if not isinstance(noted, list):
         wanted, seen = "a network-status from Multus", "no network-status annotation"
         step = "it was started without Multus: check that 00-multus.conf is valid on the node, and recreate the pod"
-        return [check(identity, _obj(pod), FAILED, wanted, seen, step)]
+        return [_check(pod, "network-status", FAILED, wanted, seen, step)]
     by_interface = {item.get("interface") or "": item for item in noted}
     node = pods.find_node(host, cluster["nodes"])
     first = by_interface.get("eth0") or {}
@@ -319,7 +315,8 @@ def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -
     seen = "; ".join(wrong) or ", ".join(
         f"{name} {' '.join(interface.get('ips') or [])}" for name, interface in by_interface.items()
     )
-    return [check(identity, _obj(pod), not wrong, "; ".join(wanted), seen, "see the log of Multus on the node")]
+    step = "see the log of Multus on the node"
+    return [_check(pod, "network-status", not wrong, "; ".join(wanted), seen, step)]
 
 
 def _subnets(network, host: str) -> list[str]:
@@ -341,12 +338,10 @@ def _inside(addresses, networks) -> bool:
     return any(address in network for address in held for network in known)
 
 
-def _user(pod: dict, answer: dict) -> list[dict]:
+def _user(pod: dict, answer: dict) -> dict:
     wanted = 0 if pod["kind"] in ("seed", "host") else 1000
-    good = answer["user"] == wanted
     step = "the image or an admission policy changes the user"
-    seen = f"user {answer['user']}"
-    return [check(f"pod:{pod['kind']}:user", _obj(pod), good, f"runs as user {wanted}", seen, step)]
+    return _check(pod, "user", answer["user"] == wanted, f"runs as user {wanted}", f"user {answer['user']}", step)
 
 
 def _default_netdevs(answer: dict) -> list[str]:
@@ -354,13 +349,13 @@ def _default_netdevs(answer: dict) -> list[str]:
 
 
 def _default_route(pod: dict, answer: dict) -> dict:
-    identity, wanted = f"pod:{pod['kind']}:default-route", "the default route on eth0 alone"
+    wanted = "the default route on eth0 alone"
     if "routes" in answer["missing"]:
-        return _without(identity, pod, wanted, answer, "routes", "ip")
+        return _without(pod, "default-route", wanted, f"ip: {answer['missing']['routes']}")
     through = _default_netdevs(answer)
-    good = through == ["eth0"]
+    seen = f"through {core_text.listing(through) or 'none'}"
     step = "remove default routes from the attachment (routes, gateway of the pool) and from the pod's annotation"
-    return check(identity, _obj(pod), good, wanted, f"through {core_text.listing(through) or 'none'}", step)
+    return _check(pod, "default-route", through == ["eth0"], wanted, seen, step)
 
 
 def _tools_step(pod: dict) -> str:
@@ -369,18 +364,17 @@ def _tools_step(pod: dict) -> str:
     return "use an image that has it (verification_image)"
 
 
-def _without(identity: str, pod: dict, wanted: str, answer: dict, section: str, tool: str) -> dict:
-    return check(identity, _obj(pod), NOT_VERIFIED, wanted, f"{tool}: {answer['missing'][section]}", _tools_step(pod))
+def _without(pod: dict, what: str, wanted: str, seen: str) -> dict:
+    return _check(pod, what, NOT_VERIFIED, wanted, seen, _tools_step(pod))
 
 
 def _interface(pod: dict, item: dict, answer: dict, host: dict, networks: dict) -> dict:
     """Whether the address is in the subnet and the interface is on the NIC of its rail."""
     name = item["interface"]
-    identity = f"pod:{pod['kind']}:{name}"
     subnets = _subnets(networks.get(item["network"]), host["host"])
     wanted = f"{name} with an address of {core_text.listing(subnets) or item['network']}"
     if "addresses" in answer["missing"]:
-        return _without(identity, pod, wanted, answer, "addresses", "ip")
+        return _without(pod, name, wanted, f"ip: {answer['missing']['addresses']}")
     addresses, wrong = answer["addresses"].get(name) or [], []
     if subnets and not _inside(addresses, subnets):
         wrong.append(f"addresses {core_text.listing(addresses) or 'none'}")
@@ -396,53 +390,50 @@ def _interface(pod: dict, item: dict, answer: dict, host: dict, networks: dict) 
         if below != rail["netdev"]:
             wrong.append(f"it is on {below}")
     seen = "; ".join(wrong) or f"{core_text.listing(addresses) or 'no address'}" + (f", on {master}" if master else "")
-    step = "see the log of Multus, and the address block of the node"
-    return check(identity, _obj(pod), not wrong, wanted, seen, step)
+    return _check(pod, name, not wrong, wanted, seen, "see the log of Multus, and the address block of the node")
 
 
 def _driver(pod: dict, item: dict, answer: dict, networks: dict) -> dict:
     name = item["interface"]
-    identity = f"pod:{pod['kind']}:{name}:driver"
     kind, _master = nad_lint.type_and_master(networks.get(item["network"]), pod["host"])
     expected = _DRIVERS.get(kind)
     wanted = f"{name} made by {kind or 'its plugin'}"
     link_kind = (answer["links"].get(name) or {}).get("kind")
     driver = answer["drivers"].get(name)
     if driver is None and link_kind is None:
-        return _without(identity, pod, wanted, {"missing": {"drivers": "the tool is missing"}}, "drivers", "ethtool")
+        return _without(pod, f"{name}:driver", wanted, "ethtool: the tool is missing")
     seen = f"driver {driver}" if driver else f"kind {link_kind}"
     if expected is None:
         good = driver is not None and driver not in ("veth", "macvlan", "ipvlan")
     else:
         good = any(word in (driver or link_kind or "") for word in expected)
     step = "check that the network of this name is the one you mean (kubectl get net-attach-def)"
-    return check(identity, _obj(pod), good, wanted, seen, step)
+    return _check(pod, f"{name}:driver", good, wanted, seen, step)
 
 
 def _resolve(pod: dict, answer: dict, cluster: dict) -> dict:
-    identity, wanted = f"pod:{pod['kind']}:dns", "a Service name that resolves over eth0"
+    wanted = "a Service name that resolves over eth0"
     if not cluster["dns"]:
         step = "deploy CoreDNS to verify this"
-        return check(identity, _obj(pod), NOT_VERIFIED, wanted, "the cluster has no DNS service", step)
+        return _check(pod, "dns", NOT_VERIFIED, wanted, "the cluster has no DNS service", step)
     if answer["resolved"] is None:
-        return _without(identity, pod, wanted, {"missing": {"resolve": "the tool is missing"}}, "resolve", "getent")
+        return _without(pod, "dns", wanted, "getent: the tool is missing")
     step = "check that CoreDNS runs and that no attachment takes the route to the service network"
-    return check(identity, _obj(pod), answer["resolved"], wanted, answer["resolve_said"] or "no answer", step)
+    return _check(pod, "dns", answer["resolved"], wanted, answer["resolve_said"] or "no answer", step)
 
 
 def _peer(pod: dict, answer: dict, other) -> dict:
     """Whether a headless Service gives a pod's address by its name, as ranks of MPI and torchrun find each other."""
-    identity, name = f"pod:{pod['kind']}:peer", pod["peer"]["name"]
     step = "see the endpoints of the headless Service (k3s kubectl get endpointslices -A) and the log of CoreDNS"
     ip = (other or {}).get("ip")
-    wanted = f"{name}, over a headless Service, is {ip or 'the address of its pod'}"
+    wanted = f"{pod['peer']['name']}, over a headless Service, is {ip or 'the address of its pod'}"
     if ip is None or answer["peer"] is None:
         seen = "not asked: the other pod does not run, or this one has no getent and no nslookup"
         seen = f"pod {pod['peer']['pod']} has no address" if ip is None else seen
-        return check(identity, _obj(pod), NOT_VERIFIED, wanted, seen, step)
+        return _check(pod, "peer", NOT_VERIFIED, wanted, seen, step)
     words = {word for line in answer["peer"] for word in line.split()}
     seen = " ".join(dict.fromkeys(line.split()[0] for line in answer["peer"] if line.split())) or "no answer"
-    return check(identity, _obj(pod), ip in words, wanted, seen, step)
+    return _check(pod, "peer", ip in words, wanted, seen, step)
 
 
 # --- RDMA -------------------------------------------------------------------------------------------------------------
@@ -460,7 +451,7 @@ def _expected_devices(pod: dict):
 
 
 def _devices(pod: dict, answer: dict) -> dict:
-    identity, there = f"pod:{pod['kind']}:devices", set(answer["devices"])
+    there = set(answer["devices"])
     expected = _expected_devices(pod)
     if expected is None:
         wanted = "uverbsN and rdma_cm, and only RDMA devices"
@@ -478,7 +469,7 @@ def _devices(pod: dict, answer: dict) -> dict:
     step = "load ib_umad, ib_uverbs and rdma_ucm on the node, and see the device plugin's log"
     if extra and not missing:
         step = "devices of another HCA mean one resource for several HCAs: use one resource a rail"
-    return check(identity, _obj(pod), not wrong, wanted, seen, step)
+    return _check(pod, "devices", not wrong, wanted, seen, step)
 
 
 def _registration(pod: dict, answer: dict):
@@ -489,13 +480,12 @@ def _registration(pod: dict, answer: dict):
         "pod keeps the limit it started with. IPC_LOCK only helps root"
     )
     if not answer["registered"]:
-        seen = "no HCA to try it on" if not answer["granted"] else "not tried"
-        identity = f"pod:{pod['kind']}:registration"
-        yield check(identity, _obj(pod), FAILED if not answer["granted"] else NOT_VERIFIED, wanted, seen, step)
+        status, seen = (NOT_VERIFIED, "not tried") if answer["granted"] else (FAILED, "no HCA to try it on")
+        yield _check(pod, "registration", status, wanted, seen, step)
         return
     for hca, tried in sorted(answer["registered"].items()):
         identity = f"pod:{pod['kind']}:registration:{hca}"
-        obj = f"{_obj(pod)}, {hca}"
+        obj = f"{obj_of(pod)}, {hca}"
         if tried["code"] == pod_probe.MISSING:
             seen = "ibv_rc_pingpong: the tool is missing"
             yield check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod))
@@ -508,7 +498,7 @@ def _registration(pod: dict, answer: dict):
 
 def _verbs(pod: dict, answer: dict, host: dict):
     for rail in pod["rails"]:
-        obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
+        obj = f"{obj_of(pod)}, {rail['hca']}/{rail['port']}"
         identity = f"pod:{pod['kind']}:verbs:{rail['hca']}"
         wanted = f"PORT_ACTIVE, {rail['link_layer']}, active_mtu {rail['active_mtu']}"
         port = (answer["verbs"].get(rail["hca"]) or {}).get(rail["port"])
@@ -544,7 +534,7 @@ def _gids(pod: dict, answer: dict):
     """For RoCE a GID of the pod's own address, whose index differs from pod to pod; for InfiniBand the port's own."""
     interfaces = {item["rail"]["index"]: item["interface"] for item in pod["attachments"] if item["rail"]}
     for rail in pod["rails"]:
-        obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
+        obj = f"{obj_of(pod)}, {rail['hca']}/{rail['port']}"
         identity = f"pod:{pod['kind']}:gid:{rail['hca']}"
         table = [gid for gid in answer["gids"] if gid["hca"] == rail["hca"] and gid["port"] == rail["port"]]
         if rail["link_layer"] == "InfiniBand":
@@ -590,19 +580,17 @@ def traffic_checks(traffic: dict):
         client, server, result = test["client"], test["server"], test["result"]
         obj = f"{test['tool']} rail {test['rail']} over {test['place']}: pod on {client['host']} -> {server['host']}"
         wanted = {"ping": "3 answers", "rping": "answered pings"}.get(test["tool"], "RDMA writes")
-        judged = check(f"pod:{test['id']}", obj, FAILED, f"{wanted} from {test['address']}", result.get("error") or "")
+        step = "check the ping of the same rail first; then GID types, and the MTU at both ends"
+        if test["tool"] == "ping":
+            step = "check that the switch forwards between the ports, that VLAN and MTU match, and both ARP entries"
+        status, seen = result["ok"], result.get("error") or ""
         if result["ok"] is None:
-            judged.update(status=NOT_VERIFIED, next_step=_AGAIN)
+            status, step = NOT_VERIFIED, _AGAIN
         elif result["ok"]:
-            judged.update(status=PASSED, seen="answered")
-            if test["tool"] != "ping":
-                judged["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
-                judged["seen"] = f"{result['seconds']} s"
-        else:
-            judged["next_step"] = "check the ping of the same rail first; then GID types, and the MTU at both ends"
-            if test["tool"] == "ping":
-                step = "check that the switch forwards between the ports, that VLAN and MTU match, and both ARP entries"
-                judged["next_step"] = step
+            seen = "answered" if test["tool"] == "ping" else f"{result['seconds']} s"
+        judged = check(f"pod:{test['id']}", obj, status, f"{wanted} from {test['address']}", seen, step)
+        if result["ok"] and test["tool"] != "ping":
+            judged["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
         yield (client["host"], judged)
     for item in traffic["left_out"]:
         what, step = _LEFT_OUT[item["what"]]
@@ -625,7 +613,8 @@ def diagnose(pod: dict, hosts: list[dict], cluster: dict, name: str) -> list[dic
     wanted, refused = _selections(item)
     checks = [refused] if refused else []
     limits = {resource for container in item["containers"] for resource in container["limits"]}
-    resources = sorted(resource for resource in limits if _is_rdma(resource, networks))
+    known = {network["resource"] for network in networks}
+    resources = sorted(resource for resource in limits if resource.startswith("rdma/") or resource in known)
     checks += _attachments(obj, item, wanted, networks, resources)
     checks += claim_checks.of_user(obj, item.get("claims") or {}, state, cluster.get("dra") or claim_checks.NOTHING)
     if refused is None and not (item.get("claims") and not resources):
@@ -638,10 +627,6 @@ def diagnose(pod: dict, hosts: list[dict], cluster: dict, name: str) -> list[dic
         return [*checks, check("pod:running", obj, FAILED, "Running and ready", _why(state), step)]
     checks.append(check("pod:running", obj, PASSED, "Running and ready", f"on {state['node']}"))
     return [*checks, *_inside_user_pod(obj, item, answer, wanted)]
-
-
-def _is_rdma(resource: str, networks: list[dict]) -> bool:
-    return resource.startswith("rdma/") or resource in {network["resource"] for network in networks}
 
 
 def _selections(item: dict):
@@ -679,10 +664,8 @@ def _attachments(obj: str, item: dict, wanted: list, networks: list[dict], resou
         if network is None:
             others = sorted(known["namespace"] for known in networks if known["name"] == name)
             here = sorted(known["name"] for known in networks if known["namespace"] == namespace)
-            seen, step = (
-                "no network of this name anywhere",
-                f"networks of {namespace}: {core_text.listing(here) or 'none'}",
-            )
+            seen = "no network of this name anywhere"
+            step = f"networks of {namespace}: {core_text.listing(here) or 'none'}"
             if others:
                 seen = f"there is one in {core_text.listing(others)}"
                 step = f"add {namespace} to its namespaces (networks_attachments, networks_namespaces)"

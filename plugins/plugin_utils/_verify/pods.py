@@ -1,9 +1,4 @@
-"""Which test pods a cluster can run.
-
-PRIVATE to the collection. Pure; runs on the controller.
-"""
-
-from __future__ import annotations
+"""Which test pods a cluster can run. Pure."""
 
 import posixpath
 

@@ -1,10 +1,8 @@
 """What the counters of both ends say of the class that a bandwidth test rode, and which setting they point at.
 
-PRIVATE to the collection. Pure; runs on the controller. An idle fabric carries a wrong class as fast as the right one,
-so bytes by priority are judged, not Gb/s. Counters are those of the port: traffic of others is in them.
+Pure. An idle fabric carries a wrong class as fast as the right one, so bytes by priority are judged, not Gb/s. Counters
+are those of the port: traffic of others is in them.
 """
-
-from __future__ import annotations
 
 import shlex
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A server on this machine: a folder, or a root and a namespace to enter. Its reboot is a program of the folder."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

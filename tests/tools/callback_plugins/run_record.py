@@ -14,8 +14,6 @@ its whole process group, is killed. It needs a session of its own.
 BUILT_MODULES=FOLDER: keeps the archives that AnsiballZ builds, which takes longer than the module itself.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import os

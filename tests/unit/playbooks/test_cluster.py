@@ -4,8 +4,6 @@ The roles of the pod network from bare nodes on; drift of all roles; and how oft
 asked (tests/cluster/test_second_run.py counts those of a whole run).
 """
 
-from __future__ import annotations
-
 import collections
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Playbooks whose work is done on the controller: a query, a policy, a report, the nccl-tests job."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

@@ -4,8 +4,6 @@ The wrapper alone: an exit code is an answer only where this very run has reache
 change anything, what is let through, and that drift compares all that site applies.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
@@ -352,7 +350,6 @@ def test_ended_from_outside_it_ends_ansible_and_gives_no_verdict(call, tmp_path)
 # --- the guard --------------------------------------------------------------------------------------------------------
 
 PLAYBOOK = yaml.safe_load((ROOT / "playbooks/drift.yml").read_text())
-BUILTIN = "ansible.builtin."
 # What a task would write, and how it asks to.
 WRITING = {
     "copied": {"copy": {"content": "x", "dest": "{{ folder }}/copied"}},
@@ -372,7 +369,7 @@ def test_a_guarded_play_writes_nothing_whatever_its_tasks_ask_for(tmp_path, guar
     tasks = []
     for name, task in WRITING.items():
         asks = {} if name == "included" else {"check_mode": False}
-        own = {"name": name, **asks, **{BUILTIN + action: given for action, given in task.items()}}
+        own = {"name": name, **asks, **{f"ansible.builtin.{action}": given for action, given in task.items()}}
         tasks.append({"block": [own], "rescue": [{"ansible.builtin.meta": "noop"}]})
     known = running.local(folder=str(tmp_path), __drift_guarded=guarded)
     play = {"hosts": "localhost", "gather_facts": False, "vars": known, "tasks": tasks}

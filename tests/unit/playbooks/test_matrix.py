@@ -1,7 +1,5 @@
 """playbooks/matrix.yml on laid-out nodes whose ib_write_bw is a double: rounds, outliers, consent, check mode."""
 
-from __future__ import annotations
-
 import copy
 import json
 

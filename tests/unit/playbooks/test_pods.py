@@ -1,7 +1,5 @@
 """verify.yml and matrix.yml with a cluster: laid-out nodes, and a double of `k3s kubectl` in place of the cluster."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """The playbooks, run for real with a local connection against laid-out trees: bad input, plan, check mode, converge."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import sys

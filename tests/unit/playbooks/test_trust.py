@@ -5,8 +5,6 @@ started than with an honest node2, and what is decided for node1 stays, but for 
 does the same to whole playbooks.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json
@@ -26,7 +24,7 @@ from ansible_collections.gpufabric.rdma.plugins.action import node_facts as node
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import change, text
 from ansible_collections.gpufabric.rdma.plugins.modules import node_facts
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import tables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, page
@@ -272,7 +270,7 @@ def outputs():
     yield "tables of nodes", tables.report({"node1": {"facts": facts, "failure": None, "expected_ports": []}})
     drift = planted(report_documents.fleet(64)["drift"])
     drift["hosts"][0]["host"] += PLANT
-    yield "the drift JUnit", formats.junit(drift)
+    yield "the drift JUnit", verdicts.junit(drift)
     results = planted(report_documents.rails())
     yield "the report's page", page.page(results, PLANT)
     yield "the report's JUnit", document.junit(results)

@@ -1,7 +1,5 @@
 """Facts of the fixture nodes, the default variables, kernel headers and the modules that are compiled against them."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -4,8 +4,6 @@ In the plays kubectl is a double and the Go plugin an entry in the tree's /proc.
 which the fast nodes do for real (molecule/rails/tests/test_device_plugin.py).
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

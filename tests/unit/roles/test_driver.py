@@ -1,7 +1,5 @@
 """The role driver: cordon and drain against a double of kubectl, its step in host.yml, its source and keys."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pathlib

@@ -4,8 +4,6 @@ Two nodes' trees and a double of kubectl. It keeps what each real apply was hand
 compared with what the API server got.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 import subprocess

@@ -1,12 +1,10 @@
 """The roles of the host layer as a play: a captured node's tree, this machine's Python, no SSH."""
 
-from __future__ import annotations
-
 import json
 import os
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import enabled
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import enabled
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 

@@ -1,7 +1,5 @@
 """The role k3s as a play over two laid-out nodes with a bundle folder: refused, announced, run, run again, removed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The role networks: its manifests; and as a play over laid-out nodes, with a double of `k3s kubectl`."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 
@@ -24,12 +22,13 @@ def rendered(component, **changes):
     variables = {
         "__networks_used_images": IMAGES,
         "__networks_plan": {"sriov_config": {"resourceList": [{"resourceName": "vfs"}]}},
+        "__discovery_read": {"variables": {"networks_components": [component]}},
         "networks_cni_bin_dir": "/var/lib/cni/bin",
         **changes,
     }
     loader = DataLoader()
-    loader.set_basedir(str(ROLE))
-    text = (ROLE / f"templates/{component}.yml.j2").read_text()
+    loader.set_basedir(str(ROLE / "templates"))
+    text = (ROLE / "templates/components.yml.j2").read_text()
     made = Templar(loader, variables=variables).template(trust_as_template(text))
     return [item for item in yaml.safe_load_all(made) if item]
 

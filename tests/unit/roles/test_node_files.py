@@ -1,8 +1,6 @@
 """Two programs of a node: what keeps the startup taint, over a real TLS socket to a double of the API server, and what
 keeps Multus' configuration in step with its daemon, with real files and Unix sockets and the test's clock."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import http.server

@@ -1,7 +1,5 @@
 """bundle, as Ansible runs it, against a mirror on loopback and a double of skopeo; the rules of a bundle folder."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

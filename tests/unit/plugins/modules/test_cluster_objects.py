@@ -1,7 +1,5 @@
 """cluster_objects and cluster_node, as Ansible runs them, against a double of kubectl; and the planner of objects."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """CNI plugins from a bundle folder to a node: real archives, real programs, the module as Ansible runs it."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The modules that read a node and test its fabric: hca_facts, node_facts, fabric_tests."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The changing modules of the host layer, as Ansible runs them (processes below a captured root), and their seams."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -10,6 +8,7 @@ import sys
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Refused
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import enabled
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.plugins.modules import (
     initramfs,
@@ -154,7 +153,7 @@ NO_ROUTES = Change(*rail_links._NO_ROUTES, "", "")
 )
 def test_routes_of_the_script_before_go_before_it(tmp_path, put, monkeypatch, there, changes, words):
     monkeypatch.setattr(rail_links, "running", lambda root: True)
-    put(rail_links.enabled(paths.OWN_ROUTES_UNIT)[0].lstrip("/"), "")
+    put(enabled(paths.OWN_ROUTES_UNIT)[0].lstrip("/"), "")
     if there:
         put(paths.OWN_ROUTES_UNIT.lstrip("/"), "")
     ran = []

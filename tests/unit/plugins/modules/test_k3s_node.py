@@ -1,7 +1,5 @@
 """k3s_node and k3s_reset at their seams; and a reset on a copy of this machine with real mounts, links, namespaces."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,12 +1,11 @@
 """sriov_vfs as Ansible runs it: a process below a laid-out tree."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import enabled
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import sriov
 from ansible_collections.gpufabric.rdma.plugins.modules import sriov_vfs
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
@@ -26,7 +25,7 @@ def test_below_a_tree_the_unit_is_written_and_the_kernel_is_left_alone(node):
     before = (node / "sys/bus/pci/devices/0000:3b:00.0").resolve()
     made = call(sriov_vfs, node, settings=settings)
     changes = [(change["object"], change["action"]) for change in made["changes"]]
-    assert changes == [(sriov.SCRIPT, "write"), (sriov.UNIT, "write"), (sriov.ENABLED, "link")]
+    assert changes == [(sriov.SCRIPT, "write"), (sriov.UNIT, "write"), (enabled(sriov.UNIT)[0], "link")]
     assert "tree of files" in made["not_verified"][0]
     assert "not access" in made["notes"][0]
     assert "set_vfs 0000:3b:00.0 4\n" in (node / sriov.SCRIPT[1:]).read_text()
@@ -40,7 +39,7 @@ def test_below_a_tree_the_unit_is_written_and_the_kernel_is_left_alone(node):
 
 def facts(**device):
     described = {"total": 8, "enabled": 0, "virtual": False, **device}
-    return {"node": {"container": None}, "devices": {"0000:3b:00.0": described}, "owned_files": {}, "enabled": False}
+    return {"node": {"container": None}, "devices": {"0000:3b:00.0": described}, "owned_files": {}, "enabled": []}
 
 
 @pytest.mark.parametrize(

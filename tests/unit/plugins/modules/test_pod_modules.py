@@ -1,7 +1,5 @@
 """cluster_info and test_pods as Ansible runs them, with a double of kubectl."""
 
-from __future__ import annotations
-
 import pathlib
 import select
 import subprocess

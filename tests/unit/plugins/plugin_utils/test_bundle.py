@@ -1,7 +1,5 @@
 """A bundle that lacks anything that a role takes is refused with the command that adds it; and the plugin's code."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Claims on HCAs: what test pods must have been given, when a GPU and an HCA are aligned, why a claim is Pending."""
 
-from __future__ import annotations
-
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster, dra, pods, running_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import claim_checks, pod_checks

@@ -1,7 +1,5 @@
 """What all of the controller's packages share: netaddr, variables of a fleet, JUnit that Jenkins' schema takes."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from xml.etree import ElementTree
@@ -9,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import addresses, fleet, junit
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document
 from ansible_collections.gpufabric.rdma.tests.tools import junit_schema, report_documents
 from hypothesis import given, settings
@@ -74,7 +72,7 @@ def written():
         yield f"report of {kind}", document.junit(make())
         drift = make().get("drift")
         if drift:
-            yield f"drift of {kind}", formats.junit(drift)
+            yield f"drift of {kind}", verdicts.junit(drift)
     yield "report of nothing", document.junit(report_documents.results([]))
 
 

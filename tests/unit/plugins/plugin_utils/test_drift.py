@@ -1,14 +1,12 @@
 """From task results to verdicts, and from the drift document to its four forms."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats, verdicts
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 DEFINED = json.loads((ROOT / "docs/schemas/results-1.json").read_text())["$defs"]
@@ -76,7 +74,6 @@ def planned(findings, **decided):
 
 IN_MEMORY = "mlx5_core in memory is 1 (srcversion A), /lib/x.ko is 2 (srcversion B)."
 STALE = f"reboot pending: The loaded RDMA driver is not the one on disk: {IN_MEMORY}"
-OF_ROLE = f"role k3s: {SENTENCE}"
 REFUSAL = "role rdma_netns: Set the mode: variable x: wanted 1, seen 2"
 REBOOT = ["reboot pending: x"]
 LEFT = ok(changes=[], not_applied=["p"], not_verified=["q"])
@@ -91,7 +88,7 @@ K3S = ok(verdicts.Task("Run", "x", "k3s"), changes=ONE)
     ("drift", 1, [], [ok(changed=False, changes=ONE)]),  # a look ahead that reports no change
     ("reboot_pending", 0, REBOOT, [ok(changes=[], reboot_reasons=["x"])]),
     ("unsafe", 1, [SENTENCE], [planned([{**PROBLEM, "host": "a", "role": ""}])]),
-    ("unsafe", 1, [OF_ROLE], [planned([{**PROBLEM, "host": "a", "role": "k3s"}])]),
+    ("unsafe", 1, [f"role k3s: {SENTENCE}"], [planned([{**PROBLEM, "host": "a", "role": "k3s"}])]),
     ("reboot_pending", 1, REBOOT, [planned([], reboot_reasons=["x"])]),
     ("unsafe", 0, [REFUSAL], [refused(msg="variable x: wanted 1,\nseen 2", changes=[])]),
     ("unsafe", 0, [f"role rdma_netns: {SENTENCE}"], [refused(msg="1", findings=[PROBLEM])]),
@@ -190,7 +187,7 @@ def test_junit_has_a_suite_a_host_whose_counts_are_its_cases():
     record.unreachable(hosts[-1], NETNS, {"msg": "away"})
     for name in hosts:
         record.end(name)
-    suites = {suite.get("name"): suite for suite in ET.fromstring(formats.junit(record.document(AT)))}
+    suites = {suite.get("name"): suite for suite in ET.fromstring(verdicts.junit(record.document(AT)))}
     counts = {name: f"{suite.get('failures')} {suite.get('errors')}" for name, suite in suites.items()}
     assert counts == dict(zip(hosts, ("0 0", "2 0", "1 0", "0 1", "0 1")))
     plain, second = suites["drifted"].findall(".//failure")

@@ -1,7 +1,5 @@
 """The switch plan: what is refused, the class that follows from it, who is told of it, and what counters say of it."""
 
-from __future__ import annotations
-
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import fabric_plan, variables

@@ -3,8 +3,6 @@
 And the texts of a pod that does not start: each, wrapped as users see it, leads to the component that said it.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Which ports a node needs by its role, who asks whom about them, what an answer means, and which rules open them."""
 
-from __future__ import annotations
-
 import netaddr
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods

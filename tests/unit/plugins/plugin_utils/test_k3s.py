@@ -1,6 +1,4 @@
-"""The plan of a k3s cluster: what is decided, and what is refused before anything changes (K of docs/failures.md)."""
-
-from __future__ import annotations
+"""The plan of a k3s cluster: what is decided, and what is refused before anything changes (K of docs/pitfalls.md)."""
 
 import copy
 import pathlib

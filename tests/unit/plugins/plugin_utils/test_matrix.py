@@ -1,7 +1,5 @@
 """The bandwidth matrix: what an end should carry, who is measured with whom and when, and which tests are outliers."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import random

@@ -1,7 +1,5 @@
 """The nccl-tests job, made of the rails, and its logs: the lines that NCCL 2.12 to 2.28 print, with each fault."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import pathlib

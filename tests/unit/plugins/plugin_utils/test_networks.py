@@ -1,7 +1,5 @@
 """Attachments, address blocks and objects, as the role networks renders them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

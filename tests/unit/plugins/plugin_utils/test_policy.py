@@ -1,7 +1,5 @@
 """NicClusterPolicies, their networks and pools, read as variables: every field is reported, nothing is dropped."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """What preflight refuses, as tables: variables alone, variables against facts, and the one plan of all roles."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

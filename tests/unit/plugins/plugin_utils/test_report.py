@@ -1,7 +1,5 @@
 """The report: its document, its page, its JUnit. Nothing from a node becomes markup, and what is unknown stays so."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Checks of a node, its GPUs, its networks and the fabric: who sends to whom, and what the judge of all takes."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """The device plugin's image: from a base and wheels, without running anything; what does not fit is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """CNI on a node, objects of Multus and Flannel, NetworkAttachmentDefinitions: each planted fault and its finding."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -359,10 +357,7 @@ def bare(resource=None, **config):
     return nad({"cniVersion": "0.3.1", "name": "data", **config}, resource=resource)
 
 
-def excluding(*ranges):
-    return {"type": "whereabouts", "ipRanges": [{"range": "198.18.2.0/24", "exclude": list(ranges)}]}
-
-
+EXCLUDING = {"type": "whereabouts", "ipRanges": [{"range": "198.18.2.0/24", "exclude": ["198.18.2.0/30"]}]}
 HOST_LOCAL, EVERYWHERE = {"type": "host-local"}, [{"dst": "0.0.0.0/0"}]
 SBR = [{**MACVLAN, "ipam": {**LOCAL, "routes": EVERYWHERE}}, {"type": "sbr"}]
 LATER_PLUGIN = [{"type": "tuning"}, {**MACVLAN, "master": "eth0", "ipam": {}}]
@@ -378,7 +373,7 @@ ROWS = {
     "host-device by name": (bare(type="host-device", device="eth2", ipam={}), None),
     "host-device by resource": (bare(VFS, type="host-device", ipam={}), None),
     "a chain": (bare(plugins=[MACVLAN, {"type": "tuning"}]), None),
-    "an exclusion": (addressed(excluding("198.18.2.0/30")), None),
+    "an exclusion": (addressed(EXCLUDING), None),
     "sbr keeps a default route apart": (bare(plugins=SBR), None),
     "no JSON": (nad("{"), "json"),
     "a list": (nad("[]"), "json"),

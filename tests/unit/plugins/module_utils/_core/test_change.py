@@ -1,7 +1,5 @@
 """Decide, act, read back: one loop for all modules; unit files with their reload; an unforeseen error."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Our files: compared as text, written whole, read back."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """The device plugin on a node: rivals, files, wheels, sockets; its configuration; nodes that serve over DRA."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pathlib
@@ -12,13 +10,7 @@ import time
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import (
-    ask,
-    config,
-    dra,
-    node,
-    wheels,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import ask, config, dra, node, wheels
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG, ENABLED, SERVICE, UNIT
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import migration

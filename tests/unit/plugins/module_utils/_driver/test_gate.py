@@ -1,7 +1,5 @@
 """The change gate as a table: what is laid over a node; each row goes from files over facts and risks to a decision."""
 
-from __future__ import annotations
-
 import json
 from typing import NamedTuple
 

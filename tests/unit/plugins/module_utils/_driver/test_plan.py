@@ -1,12 +1,10 @@
 """The driver's plan: what is read of the disk, what is installed, removed, built and held, and by which commands."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_repository
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, keys, origins, packages, versions
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, keys, packages
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import anchors, plan, sentence
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -327,8 +325,8 @@ def test_only_what_is_known_to_be_healthy_counts_as_installed(remark, healthy):
     ],
 )
 def test_versions_are_ordered_as_dpkg_orders_them(older, newer):
-    assert versions.compare(older, newer) < 0 < versions.compare(newer, older)
-    assert versions.compare(older, older) == 0
+    assert packages.compare(older, newer) < 0 < packages.compare(newer, older)
+    assert packages.compare(older, older) == 0
 
 
 URL = "https://mirror.example.net/doca/3.2.1/"
@@ -413,11 +411,11 @@ MIRROR = ["https://mirror.example.net/doca/"]
 
 def test_user_space_of_the_stack_is_known_by_where_it_came_from():
     installed = dict(re.findall(r"^(\S+):\n  Installed: (\S+)", POLICY, re.MULTILINE))
-    replaced, foreign = packages.replaced_packages(installed, origins.parse_policy(POLICY, MIRROR))
+    replaced, foreign = packages.replaced_packages(installed, packages.parse_policy(POLICY, MIRROR))
     assert replaced == {name: installed[name] for name in ("libibverbs1", "librdmacm1t64", "perftest", "rdma-core")}
     assert foreign == ["mft"]
     # A mirror that is not known to be one: its perftest is someone's own.
-    assert "perftest" not in packages.replaced_packages(installed, origins.parse_policy(POLICY, []))[0]
+    assert "perftest" not in packages.replaced_packages(installed, packages.parse_policy(POLICY, []))[0]
     assert packages.replaced_packages(installed, {}) == ({}, [])
 
 
@@ -425,7 +423,7 @@ def test_dnf_remembers_the_repository_of_each_package():
     told = "rdma-core doca\nlibibverbs gpufabric-rdma-driver\nperftest appstream\nlibibumad @commandline\nmft doca\n\n"
     offers = "rdma-core 57.0-2.el9 baseos\nlibibverbs 57.0-2.el9 baseos\nlibibumad 57.0-2.el9 baseos\nmft 4.34 doca\n"
     installed = dict.fromkeys(["rdma-core", "libibverbs", "libibumad", "mft", "perftest"], "2510.0.11-1.el9")
-    replaced, foreign = packages.replaced_packages(installed, origins.parse_repoquery(told, offers))
+    replaced, foreign = packages.replaced_packages(installed, packages.parse_repoquery(told, offers))
     assert list(replaced) == ["libibumad", "libibverbs", "rdma-core"]
     assert foreign == ["mft"]
 

@@ -1,7 +1,5 @@
 """Which modules are unloaded in which order, which are loaded again, and what is restored with them."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """The trial beside the node with real apt, gpg, dkms and rpm (dnf is a double), and what gpg reads of a key file."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil

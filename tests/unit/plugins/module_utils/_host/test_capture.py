@@ -1,7 +1,5 @@
 """A capture gives the facts back, and nothing that identifies the machine. Which kernel GRUB boots next."""
 
-from __future__ import annotations
-
 import base64
 import ipaddress
 import re

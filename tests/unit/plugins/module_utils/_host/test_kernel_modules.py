@@ -1,7 +1,5 @@
 """Which modules a node gets, which initramfs images are rebuilt, and the doctor's verdicts about nvidia_peermem."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The netns mode and LimitMEMLOCK: who else sets them, what needs a reboot or restart, what a container could lock."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pwd
@@ -9,7 +7,7 @@ import stat
 import struct
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import netlink, probe
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import netns, probe
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import drop_in
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import plan as plan_memlock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan
@@ -137,11 +135,11 @@ def test_the_bytes_of_the_request(mode, value):
     # As `strace -e sendto rdma system set netns` shows them: nlmsghdr (length 24, RDMA_NLDEV_CMD_SYS_SET, REQUEST and
     # ACK, sequence, no port), then RDMA_NLDEV_SYS_ATTR_NETNS_MODE, one u8 of length 5 padded to four bytes.
     expected = f"18000000 0714 0500 07000000 00000000 0500 4200 {value} 000000"
-    assert netlink.set_netns_mode_message(mode, 7) == bytes.fromhex(expected)
+    assert netns.set_netns_mode_message(mode, 7) == bytes.fromhex(expected)
 
 
-def answer(code: int, sequence: int, message_type: int = netlink.NLMSG_ERROR) -> bytes:
-    body = struct.pack("=i", -code) + netlink.set_netns_mode_message("shared", sequence)[:16]
+def answer(code: int, sequence: int, message_type: int = 2) -> bytes:
+    body = struct.pack("=i", -code) + netns.set_netns_mode_message("shared", sequence)[:16]
     return struct.pack("=IHHII", 16 + len(body), message_type, 0, sequence, 4711) + body
 
 
@@ -152,12 +150,12 @@ NOISE = answer(errno.EINVAL, 6) + answer(0, 7, message_type=3)
     ("data", "code"), [(answer(0, 7), 0), (NOISE, None), (NOISE + answer(errno.EBUSY, 7), errno.EBUSY)]
 )
 def test_the_acknowledgement_carries_the_errno_and_other_messages_are_passed_over(data, code):
-    assert netlink.acknowledged_errno(data, 7) == code
+    assert netns.acknowledged_errno(data, 7) == code
 
 
 def test_a_short_answer_is_an_error():
     with pytest.raises(ValueError, match="truncated"):
-        netlink.acknowledged_errno(answer(0, 7)[:-1], 7)
+        netns.acknowledged_errno(answer(0, 7)[:-1], 7)
 
 
 MEMLOCK = {"services": ["k3s", "kubelet"], "memlock": "infinity"}

@@ -1,7 +1,5 @@
 """MTU, link-up and RoCE settings by PCI address or MAC; rules of ufw and firewalld, and whether a port answers."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -13,8 +11,9 @@ import time
 import types
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import enabled
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall, nic_settings, reach
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import enabled, plan, script
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import plan, script
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 
 ENABLED, LINK_TARGET = enabled(paths.OWN_LINKS_UNIT)
@@ -56,7 +55,7 @@ def test_running_values_and_boot_are_both_set_and_go_with_the_last_setting(facts
     settled(facts, SETTING)
     assert plan(facts, wanted(SETTING)).changes == []
     assert [(change.object, change.action) for change in plan(facts, wanted()).changes] == [
-        *((ENABLED, "unlink"), (paths.OWN_LINKS_UNIT, "remove"), (paths.OWN_LINKS_SCRIPT, "remove")),
+        *((ENABLED, "unlink"), (paths.OWN_LINKS_UNIT, "remove"), (paths.OWN_LINKS_SCRIPT, "remove"))
     ]
 
 
@@ -457,7 +456,7 @@ def test_source_routes_are_set_where_the_kernel_sends_otherwise_and_go_without_t
     assert (link, "link", "", target) in made.changes
     assert [change.object for change in plan(facts, on).changes] == changed
     assert [(change.object, change.action) for change in plan(facts, wanted()).changes] == [
-        *((link, "unlink"), (paths.OWN_ROUTES_UNIT, "remove"), (paths.OWN_LINKS_SCRIPT, "remove")),
+        *((link, "unlink"), (paths.OWN_ROUTES_UNIT, "remove"), (paths.OWN_LINKS_SCRIPT, "remove"))
     ]
     facts["shared_subnets"][0]["rails"][0]["management"] = "the default route"
     assert [finding.object for finding in plan(facts, on).findings] == ["NIC eth2 (rail 1)"]

@@ -1,7 +1,5 @@
 """Files, units, modules and sysctls of a role: what is decided from a state, and what a run does to a tree."""
 
-from __future__ import annotations
-
 import copy
 import os
 import re

@@ -1,19 +1,11 @@
 """ACS at boot: what is written where, what is refused, and the way back."""
 
-from __future__ import annotations
-
 import functools
 import json
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import (
-    MENU,
-    commands,
-    plan,
-    setpci,
-    text,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.pcie import MENU, commands, plan, setpci, text
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import pcie_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import (
@@ -89,12 +81,7 @@ def test_the_plan(there, wanted, changes, reboot):
 
 @pytest.mark.parametrize(
     "there",
-    [
-        facts(OLD),
-        facts("pci=nomsi", loader="grubby"),
-        facts("pcie_acs_override=downstream"),
-        facts(loader=None),
-    ],
+    [facts(OLD), facts("pci=nomsi", loader="grubby"), facts("pcie_acs_override=downstream"), facts(loader=None)],
 )
 def test_what_another_has_set_is_refused(there):
     made = plan(there, TOPOLOGY)

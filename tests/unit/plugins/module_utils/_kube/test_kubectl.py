@@ -1,7 +1,5 @@
 """How long a silent API server is asked, and whether the cluster can spare a node or has it back."""
 
-from __future__ import annotations
-
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, kubectl, running_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree

@@ -4,8 +4,6 @@ One verdict is allowed: an API server that never tells the state of its cluster 
 one call, once or each time it is made; its own effect on the cluster may have come about by then or not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -1,7 +1,5 @@
 """The pods of verification: the plan, the tools, what their answers mean, and the name of each planted fault."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

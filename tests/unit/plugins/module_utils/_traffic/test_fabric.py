@@ -1,7 +1,5 @@
 """The two ends of a test between nodes: commands, captured outputs, order of rounds, a process that is ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

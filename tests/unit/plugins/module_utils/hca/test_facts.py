@@ -1,7 +1,5 @@
 """gather() as a whole, and below it the tree: files that no link leads out of, answers that no file gives."""
 
-from __future__ import annotations
-
 import collections
 import errno
 import json
@@ -42,10 +40,7 @@ WAYS = ("gpu_initiated", "pcie")  # come with gpudirect
         (["hcas"], {"hcas", "cards_without_rdma"}),
         (["pci"], {"cards_without_rdma", "gpus"}),
         (["rails", "!gids"], {"rails", "not_rails", "shared_subnets", "qos"}),
-        (
-            ["all", "!hcas", "!pci", "!rails", "!gpus"],
-            {*SUBSETS, *WAYS} - {"hcas", "pci", "rails", "gpus", "gids"},
-        ),
+        (["all", "!hcas", "!pci", "!rails", "!gpus"], {*SUBSETS, *WAYS} - {"hcas", "pci", "rails", "gpus", "gids"}),
         (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets", "qos", *WAYS} - {"pci", "gids"}),
     ],
 )

@@ -1,7 +1,5 @@
 """GPU-initiated RDMA: each published failure is named, and a way works only where nothing of it is missing."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """HCAs, GPUs, rails, netdevs, routes and distances, where the machines of tests/fixtures do not show it."""
 
-from __future__ import annotations
-
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
     Tree,

@@ -1,7 +1,5 @@
 """Module files, packages and the driver; modprobe.d and units; the netns mode; the limits of services."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import struct
@@ -105,8 +103,7 @@ def test_loaded_built_in_and_available(node):
 
 
 @pytest.mark.parametrize(
-    ("mode", "values"),
-    [("shared", ("1", "y", "on")), ("exclusive", ("0", "No", "off")), (None, ("2", "o", ""))],
+    ("mode", "values"), [("shared", ("1", "y", "on")), ("exclusive", ("0", "No", "off")), (None, ("2", "o", ""))]
 )
 def test_modes_as_the_kernel_reads_them(mode, values):
     assert {netns.mode_of(value) for value in values} == {mode}
@@ -174,7 +171,6 @@ def test_the_main_process_and_its_limit(node, group):
 
 
 KERNEL = "6.1.0-test"
-CORE = "kernel/drivers/mlx5_core.ko"
 
 
 def note(build_id: str) -> bytes:
@@ -273,7 +269,7 @@ def test_what_cannot_be_compared_is_unknown(node):
 @pytest.mark.parametrize(("running", "agree"), [("aa" * 20, True), ("bb" * 20, False)])
 def test_debian_modules_are_compared_by_their_build_id(node, running, agree):
     """Debian's kernels leave srcversion out of modules that have no version of their own."""
-    install(node, CORE, build_id="aa" * 20)
+    install(node, "kernel/drivers/mlx5_core.ko", build_id="aa" * 20)
     node.module("mlx5_core").write("/sys/module/mlx5_core/notes/.note.gnu.build-id", note(running))
     found = state(node)
     assert found["agree"] is agree

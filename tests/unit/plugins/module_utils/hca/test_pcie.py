@@ -1,7 +1,5 @@
 """Config space and the way between HCA and GPU: bytes in, a verdict out."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
