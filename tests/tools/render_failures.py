@@ -14,12 +14,16 @@ Generated from `plugins/plugin_utils/_findings/catalogue.yml` by `tests/tools/re
 and lists beneath it what fails because of it. Fix the root first and run it again; what stands under *besides* has
 another cause. A run that is refused before it changes anything reports the id as `failure`. Neither the host's network
 nor more privileges for a container fixes any of these. Each is planted in captured facts (E1), `memlock-too-low` and
-`no-cni` in a real cluster as well (E3). [Why a pod does not start](#why-a-pod-does-not-start) follows
-below; what the roles prevent is in [pitfalls](pitfalls.md).
+`no-cni` in a real cluster as well (E3). [Why a pod does not start](#why-a-pod-does-not-start) and
+[pitfalls](#pitfalls-by-id) follow below.
 """
 STARTS = """## Why a pod does not start
 
 What components write into a pod's events. Of wrapped texts the innermost counts; `*` stands for a word.
+"""
+PITFALLS = """## Pitfalls by id
+
+What operators of such clusters run into and what the collection does about it. Code and tests refer to these ids.
 """
 
 
@@ -27,6 +31,13 @@ def entry(failure: Failure) -> str:
     facts = {"what you see": failure.sign, "cause": failure.cause, "look at": failure.evidence, "fix": failure.fix}
     lines = [f"- **{name}**: {text}" for name, text in facts.items()]
     return "\n".join([f"## {failure.id}", "", f"{failure.title[0].upper()}{failure.title[1:]}.", "", *lines, ""])
+
+
+def chapter(title: str, pitfalls: list[dict]) -> str:
+    rows = ["| id | what you see | cause | what the collection does |", "|---|---|---|---|"]
+    for one in pitfalls:
+        rows.append("| " + " | ".join(one[key].replace("|", "\\|") for key in ("id", "sign", "cause", "fix")) + " |")
+    return "\n".join([f"### {title}", "", *rows, ""])
 
 
 def messages(one: dict) -> str:
@@ -38,7 +49,9 @@ def messages(one: dict) -> str:
 
 
 def render() -> str:
-    return runnable("\n".join([HEAD, *map(entry, CATALOGUE), STARTS, *map(messages, DOCUMENT["messages"])]))
+    chapters = [chapter(**one) for one in DOCUMENT["pitfalls"]]
+    parts = [HEAD, *map(entry, CATALOGUE), STARTS, *map(messages, DOCUMENT["messages"]), PITFALLS, *chapters]
+    return runnable("\n".join(parts))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The plan of a k3s cluster: what is decided, and what is refused before anything changes (K of docs/pitfalls.md)."""
+"""The plan of a k3s cluster: what is decided, and what is refused before anything changes (K of docs/failures.md)."""
 
 import copy
 import pathlib
