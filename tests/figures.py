@@ -1,9 +1,10 @@
-"""figures.py: test and lab code beside product code, which may not pass LIMIT.
+"""figures.py: test and lab code beside product code, which may not pass LIMIT; generated pages, make targets, files.
 
 The rules are in docs/development.md. Lines of code are those of Python and Go that are neither blank nor a comment.
 """
 
 import pathlib
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -22,10 +23,12 @@ def main() -> int:
             lines = path.read_text().splitlines()
             code[part] += sum(1 for line in lines if line.strip() and not line.strip().startswith(("#", "//")))
     ratio = code["test"] / code["product"]
+    targets = len(re.findall(r"^[a-z][a-z-]*:.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    modules = len(list((ROOT / "plugins/modules").glob("*.py")))
     amount = (
         f"{code['product']} lines of product code, {code['test']} of test and lab code: {ratio:.2f} (at most {LIMIT})"
     )
-    sys.stdout.write(f"figures: {amount}, {len(files)} files\n")
+    sys.stdout.write(f"figures: {amount}; {len(files)} files, {modules} modules, {targets} make targets\n")
     return int(round(ratio, 2) > LIMIT)
 
 
