@@ -30,7 +30,7 @@ _KEY = re.compile(r"[A-Z][A-Za-z0-9_]{0,63}(\[[0-9]{1,4}\])?")
 _VALUE = re.compile(r"[A-Za-z0-9_.+:-]{1,64}")
 _COLUMNS = {"default": "Default", "current": "Current", "next": "Next Boot"}
 # A star marks a next value that is not the default or not current; RO what cannot be set.
-_ROW = re.compile(r"[* ](?:RO)?\s+([A-Z]\S*)\s+(\S.*)")
+_ROW = re.compile(r"[* ](RO)?\s+([A-Z]\S*)\s+(\S.*)")
 # In 4.21 a value of 16 characters touches the next one.
 _STATE = re.compile(r"[^\s()]+\([0-9]+\)|\S+")
 _NUMBER = re.compile(r"(?:.*\()?([0-9]+)\)?")
@@ -101,7 +101,7 @@ def chosen(facts: dict, stated: Mapping, made: Plan) -> dict[str, dict[str, str]
     able = [address for address in able if not hcas[address]["pci"]["physfn"]]
     there = able + [card["address"] for card in facts["cards_without_rdma"]]
     named = {_address(place): _written(values) for place, values in stated.items() if place != ALL}
-    for address in named.keys() - {*there}:
+    for address in sorted(named.keys() - {*there}):
         seen = f"no such function; those here: {listing(sorted(there)) or 'none'}"
         step = "correct the address in fabric_firmware, or set it only for the hosts that have it"
         made.finding(f"{_OBJECT}{address}", "a physical function with firmware of NVIDIA", seen, step)
@@ -123,7 +123,9 @@ def chosen(facts: dict, stated: Mapping, made: Plan) -> dict[str, dict[str, str]
 
 
 def read(tree: Tree, run: Callable, facts: dict, stated: Mapping) -> dict:
-    """{program, hcas: {address: {values: {key: {default, current, next}}, errors: {key: text}}}, before, tried}."""
+    """{program, hcas: {address: {values: {key: {default, current, next, read_only}}, errors: {key: text}}}, before,
+    tried}.
+    """
     asked = {} if malformed(stated) else chosen(facts, stated, Plan())
     path = program()
     return {
@@ -148,7 +150,7 @@ def _answer(run: Callable, argv: list[str], keys: list[str]) -> dict:
     values = parsed(out, keys) if code == 0 else {}
     if len(values) == len(keys):
         return {"values": values, "errors": {}}
-    why = _why(code, out, error)
+    why = _why(code, out, error) if code else "not in the answer of mstconfig"
     if len(keys) == 1 or "open the device" in why:
         return {"values": {}, "errors": dict.fromkeys(keys, why)}
     answers = [_answer(run, argv, [key]) for key in keys]
@@ -159,7 +161,7 @@ def _why(code: int, out: str, error: str) -> str:
     return "; ".join(_ERROR.findall(f"{out}\n{error}")) or " ".join(error.split())[:300] or f"exit status {code}"
 
 
-def parsed(text: str, keys: list[str]) -> dict[str, dict[str, str | None]]:
+def parsed(text: str, keys: list[str]) -> dict[str, dict]:
     """What mstconfig -e q prints of these keys; None for a column that the firmware does not have."""
     columns: list[str] = []
     values = {}
@@ -167,10 +169,10 @@ def parsed(text: str, keys: list[str]) -> dict[str, dict[str, str | None]]:
         if line.startswith("Configurations:"):
             columns = [name for name, title in _COLUMNS.items() if title in line]
         row = _ROW.fullmatch(line)
-        states = _STATE.findall(row[2]) if row else []
-        if row and row[1] in keys and columns and len(states) == len(columns):
+        states = _STATE.findall(row[3]) if row else []
+        if row and row[2] in keys and columns and len(states) == len(columns):
             known = {name: state for name, state in zip(columns, states) if state != "N/A"}
-            values[row[1]] = {**dict.fromkeys(_COLUMNS), **known}
+            values[row[2]] = {**dict.fromkeys(_COLUMNS), **known, "read_only": bool(row[1])}
     return {key: state for key, state in values.items() if state["next"]}
 
 
@@ -226,12 +228,15 @@ def _values(answer: dict, address: str, keys: dict[str, str], allowed: bool | No
         why = "" if state else there["errors"].get(key, "no answer")
         if state and state["next"].startswith("Array["):
             why = f"{key} is {state['next']}; an element is {key}[N]"
+        elif state and state["read_only"] and not same(wanted, state["next"]):
+            why = f"{key} is {state['next']} and read-only"
         if why:
             step = f"take {key} out of fabric_firmware for this HCA; {_query(address)} lists what its firmware has"
             _say(made, allowed, f"{_OBJECT}{address}", (f"a value of {key}", why), step)
             continue
         attempt = tried.get(key) or {}
-        values.append(Value(key, wanted, attempt.get("boot_id") if attempt.get("value") == wanted else None, **state))
+        boot = attempt.get("boot_id") if attempt.get("value") == wanted else None
+        values.append(Value(key, wanted, boot, *(state[name] for name in _COLUMNS)))
     return values
 
 
@@ -255,9 +260,8 @@ def _judge(address: str, values: list[Value], boot: str, allowed: bool | None, m
     due = [value for value in due if value.used is False or value.tried == boot or not value.taken]
     if due and allowed:
         made.reboot_reasons.append(f"The {obj} runs with {_listed(due)} only {RESET}.")
-    made.notes += [
-        f"the {obj} runs with {_listed([value])} only {RESET}" for value in due if value.taken and not allowed
-    ]
+    elif due and not unset:
+        made.notes.append(f"the {obj} runs with {_listed(due)} only {RESET}")
     made.not_verified += [
         f"{obj}: {value.key} is {value.next} for the next boot, and the firmware does not report what it runs with"
         for value in values
