@@ -24,7 +24,7 @@ from ..hca import Tree, paths, pci
 ALL = "all"
 WANTED = "a mapping of all, or of PCI addresses in quotes, to mappings of keys such as ATS_ENABLED to values"
 MODE = 0o600
-RESET = "after a reset of the firmware of unknown level: one reboot is tried, what that leaves takes a power cycle"
+RESET = "from a reset on whose level is unknown: one reboot is tried, and what that leaves takes a power cycle"
 _PROGRAMS = ("mstconfig", "mlxconfig")
 _KEY = re.compile(r"[A-Z][A-Za-z0-9_]{0,63}(\[[0-9]{1,4}\])?")
 _VALUE = re.compile(r"[A-Za-z0-9_.+:-]{1,64}")
@@ -245,7 +245,7 @@ def _judge(address: str, values: list[Value], boot: str, allowed: bool | None, m
     obj = f"{_OBJECT}{address}"
     unset = [value for value in values if not value.taken and value.tried is None]
     if unset and not allowed:
-        step = f"set fabric_firmware_allowed: true to write it, which counts {RESET}; or false to leave it"
+        step = f"set fabric_firmware_allowed: true to write it, to count {RESET}; or false to leave it"
         _say(made, allowed, obj, (_listed(unset), _told(unset)), step)
     refused = [value for value in values if not value.taken and value.tried is not None]
     if refused:
