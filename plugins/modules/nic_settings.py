@@ -55,17 +55,13 @@ options:
 """
 
 EXAMPLES = r"""
-- name: DSCP 26 in the lossless priority 3
+- name: DSCP 26 in the lossless priority 3, and no ATS from the next boot on
   gpufabric.rdma.nic_settings:
     traffic: {dscp: 26, priority: 3, cnp_dscp: 48, cnp_priority: 6, lossless: true}
     link_flap_allowed: true
-  throttle: 1
-
-- name: Switch ATS off on all HCAs, from the next boot on
-  gpufabric.rdma.nic_settings:
-    firmware:
-      all: {ATS_ENABLED: false}
+    firmware: {all: {ATS_ENABLED: false}}
     firmware_allowed: true
+  throttle: 1
 """
 
 RETURN = r"""

@@ -212,11 +212,7 @@ probe:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
-    kernel_out_of_reach,
-    reported,
-    warn,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import kernel_out_of_reach, reported, warn
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import unreadable
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as device_plugin
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG

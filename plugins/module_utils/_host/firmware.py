@@ -231,7 +231,7 @@ def _values(answer: dict, address: str, keys: dict[str, str], allowed: bool | No
         elif state and state["read_only"] and not same(wanted, state["next"]):
             why = f"{key} is {state['next']} and read-only"
         if why:
-            step = f"take {key} out of fabric_firmware for this HCA; {_query(address)} lists what its firmware has"
+            step = f"take {key} out of fabric_firmware for this HCA; {answer['program']} -d {address} q lists its keys"
             _say(made, allowed, f"{_OBJECT}{address}", (f"a value of {key}", why), step)
             continue
         attempt = tried.get(key) or {}
@@ -245,7 +245,7 @@ def _judge(address: str, values: list[Value], boot: str, allowed: bool | None, m
     obj = f"{_OBJECT}{address}"
     unset = [value for value in values if not value.taken and value.tried is None]
     if unset and not allowed:
-        step = f"set fabric_firmware_allowed: true to write it, to count {RESET}; or false to leave it"
+        step = f"set fabric_firmware_allowed: true to write it, which counts {RESET}; or false to leave it"
         _say(made, allowed, obj, (_listed(unset), _told(unset)), step)
     refused = [value for value in values if not value.taken and value.tried is not None]
     if refused:
@@ -254,7 +254,7 @@ def _judge(address: str, values: list[Value], boot: str, allowed: bool | None, m
     left = [value for value in values if value.taken and value.used is False and value.tried not in (None, boot)]
     if left:
         seen = f"{_told(left)}; the node has been rebooted since that was written"
-        step = f"switch the node off and on again, and run again; {_query(address)} shows what is current"
+        step = "switch the power of the node off and on, and run again"
         _say(made, allowed, obj, (f"{_listed(left)} in use", seen), step)
     due = [value for value in values if value.used is not True and value not in refused + left]
     due = [value for value in due if value.used is False or value.tried == boot or not value.taken]
@@ -275,10 +275,6 @@ def _say(made: Plan, allowed: bool | None, obj: str, states: tuple[str, str], st
         made.not_applied.append(f"{obj}: wanted {states[0]}, seen {states[1]}; fabric_firmware_allowed is false")
     else:
         made.finding(obj, *states, step)
-
-
-def _query(address: str) -> str:
-    return f"mstconfig -d {address} -e q"
 
 
 def _listed(values: list[Value]) -> str:
