@@ -220,6 +220,13 @@ def plan(facts: dict, stated: Mapping, allowed: bool | None, root: str, made: Pl
         made.changes += writes.changes
 
 
+def answered(facts: dict, stated: Mapping) -> dict[str, list[Value]]:
+    """{object: values} of what the HCAs answered, where they were asked."""
+    answer = facts.get("firmware") or {}
+    hcas = chosen(facts, stated, Plan()) if answer.get("program") else {}
+    return {f"{_OBJECT}{address}": _values(answer, address, keys, False, Plan()) for address, keys in hcas.items()}
+
+
 def _values(answer: dict, address: str, keys: dict[str, str], allowed: bool | None, made: Plan) -> list[Value]:
     """What the HCA answered; what it did not answer is said."""
     there, tried, values = answer["hcas"][address], answer["tried"].get(address, {}), []
