@@ -238,7 +238,7 @@ def _values(answer: dict, address: str, keys: dict[str, str], allowed: bool | No
         elif state and state["read_only"] and not same(wanted, state["next"]):
             why = f"{key} is {state['next']} and read-only"
         if why:
-            step = f"take {key} out of fabric_firmware for this HCA; {answer['program']} -d {address} q lists its keys"
+            step = f"{answer['program']} -d {address} q shows what there is; take {key} out of fabric_firmware here"
             _say(made, allowed, f"{_OBJECT}{address}", (f"a value of {key}", why), step)
             continue
         attempt = tried.get(key) or {}
