@@ -114,6 +114,8 @@ class ActionModule(ActionBase):
             "firewall": "node_firewall" in roles,
             "runtime": "device_plugin" in roles and typed["device_plugin_api"] != PLUGIN,
         }
+        if {"fabric", plan.HOST_LAYER} & set(roles):
+            asked["firmware"] = typed["fabric_firmware"]
         if "k3s" in roles:
             shared = {"shared_address": typed["k3s_api_address"]} if serves and typed["k3s_api_address"] else {}
             asked["k3s"] = {"tests_namespace": typed["verification_namespace"], **shared}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: nic_settings
-short_description: Set the RoCE settings of NICs to the switch plan, now and whenever the driver makes the NIC
+short_description: Set the RoCE settings of NICs to the switch plan, and values in the firmware of HCAs
 version_added: 0.1.0
 description:
   - On the NIC of each rail over Ethernet, gives DCBX to the host, maps the DSCPs of O(traffic) to their priorities (and
@@ -17,6 +17,9 @@ description:
     O(link_flap_allowed); an equal one is not set.
   - A NIC whose driver has no such settings, such as a virtual function, is left alone and reported.
   - Without O(traffic) the unit is removed, and the running values stay.
+  - Values of O(firmware) are read with C(mstconfig) (or C(mlxconfig)) and compared with those of the next boot. A value
+    is written once, after what was there has been kept in C(/var/lib/gpufabric-rdma/firmware). If it is not in use
+    after a reboot, or the firmware has not kept it, that is a finding, and it is not written again.
 extends_documentation_fragment:
   - gpufabric.rdma.reading.rails
   - gpufabric.rdma.changing
@@ -36,6 +39,15 @@ options:
   link_flap_allowed:
     description: Whether a link may go down for seconds. Without it such a change stops; V(false) leaves PFC as it is.
     type: bool
+  firmware:
+    description:
+      - Values for keys of the firmware, such as C(ATS_ENABLED), by PCI address, or for V(all) HCAs that management does
+        not use. Values of an address are added to those of V(all).
+    type: dict
+    default: {}
+  firmware_allowed:
+    description: Whether values of O(firmware) may be written. Without it a difference stops; V(false) leaves it.
+    type: bool
   software_hcas:
     description: Whether software HCAs (C(rdma_rxe), C(siw)) may be automatic rails.
     type: bool
@@ -43,21 +55,28 @@ options:
 """
 
 EXAMPLES = r"""
-- name: DSCP 26 in the lossless priority 3
+- name: DSCP 26 in the lossless priority 3, and no ATS from the next boot on
   gpufabric.rdma.nic_settings:
     traffic: {dscp: 26, priority: 3, cnp_dscp: 48, cnp_priority: 6, lossless: true}
     link_flap_allowed: true
+    firmware: {all: {ATS_ENABLED: false}}
+    firmware_allowed: true
   throttle: 1
 """
 
-RETURN = r""" # """
+RETURN = r"""
+reboot_reasons: {description: Why the node needs a reboot., returned: success, type: list, elements: str}
+"""
 
+import itertools
 import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge, kernel_out_of_reach
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, systemctl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firmware
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.nic_settings import instance, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
@@ -68,12 +87,17 @@ SUBSET = ["hcas", "rails", "owned_files", "!gids"]
 LINK_SECONDS = 60
 
 
-def read(params: dict) -> dict:
+def read(params: dict, run) -> dict:
     tree = Tree(params["root"])
-    return gather(tree, Seams.of(tree), SUBSET, params["software_hcas"], params["rails"])
+    facts = gather(tree, Seams.of(tree), SUBSET, params["software_hcas"], params["rails"])
+    if params["firmware"] and not kernel_out_of_reach(facts, params["root"]):
+        facts["firmware"] = firmware.read(tree, run, facts, params["firmware"])
+    return facts
 
 
 def apply(changes, root: str, run):
+    later = [change for change in changes if firmware.is_about(change)]
+    changes = [change for change in changes if change not in later]
     live = [change for change in changes if change.object.startswith("NIC ")]
     yield from apply_units(root, [change for change in changes if change not in live], run, starting=bool(live))
     for netdev in dict.fromkeys(change.object.split()[1] for change in live):
@@ -89,6 +113,19 @@ def apply(changes, root: str, run):
                 raise Refused.because(f"NIC {netdev}", "its link up again", f"down for {LINK_SECONDS} s", step)
             time.sleep(0.5)
         yield from (change for change in live if change.object.split()[1] == netdev)
+    yield from write_firmware(later, root, run)
+
+
+def write_firmware(changes, root: str, run):
+    """Records first; the values of an HCA, which follow its record, in one go."""
+    for address, group in itertools.groupby(changes, firmware.of_hca):
+        group = list(group)
+        if address:
+            firmware.write(run, address, group)
+        else:
+            for change in group:
+                apply_file(root, change, firmware.MODE)
+        yield from group
 
 
 def carrier(folder: str) -> bool:
@@ -112,6 +149,8 @@ def main() -> None:
                 },
             },
             "link_flap_allowed": {"type": "bool"},
+            "firmware": {"type": "dict", "default": {}},
+            "firmware_allowed": {"type": "bool"},
             "rails": RAILS,
             "software_hcas": {"type": "bool", "default": False},
             "root": {"type": "path", "default": "/"},
@@ -119,10 +158,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     root = module.params["root"]
-    wanted = {name: module.params[name] for name in ("traffic", "link_flap_allowed")}
+    wanted = {name: module.params[name] for name in ("traffic", "link_flap_allowed", "firmware", "firmware_allowed")}
     converge(
         module,
-        read=lambda: read(module.params),
+        read=lambda: read(module.params, module.run_command),
         plan=lambda facts: plan(facts, wanted, root),
         apply=lambda changes: apply(changes, root, module.run_command),
     )

@@ -10,7 +10,7 @@ short_description: Gather in one call a node's facts and the state of what roles
 version_added: 0.1.0
 description:
   - Gathers the facts of M(gpufabric.rdma.hca_facts), and what O(k3s), O(networks), O(firewall), O(runtime), O(reboot),
-    O(settled) and O(probe) ask for.
+    O(firmware), O(settled) and O(probe) ask for.
   - No content of k3s' configuration and no secret leaves the node.
   - Changes nothing and loads no kernel module. What O(probe) opens may load one, which it then reports.
 author: The gpufabric founders (@gpufabric)
@@ -55,6 +55,12 @@ options:
         modules; of a node without GRUB the newest kernel of C(/boot).
     type: bool
     default: false
+  firmware:
+    description:
+      - Option O(gpufabric.rdma.nic_settings#module:firmware) of M(gpufabric.rdma.nic_settings), to read these values.
+      - Needs O(facts). In a container and below another O(root) than V(/) nothing is read.
+    type: dict
+    default: {}
   settled:
     description: Options of tasks of modules, to read in one call what they would change.
     type: dict
@@ -166,6 +172,12 @@ reboot:
     C(ready), whether the node was Ready), or null; C(boot_id), the present boot, as the kernel names it.
   returned: with O(reboot)
   type: dict
+firmware:
+  description: >-
+    C(program) that was asked, or null; C(hcas) by PCI address, each with C(values) by key (C(default), C(current),
+    C(next)) and C(errors) by key; C(before) and C(tried), what earlier runs have kept on record.
+  returned: with O(firmware)
+  type: dict
 settled:
   description: C(unsettled), what would change, or stands against it, as a list of objects by the name under
     O(settled.node_files), or C(cni_plugins), C(k3s_node) and C(device_plugin); C(contents), texts of the files that
@@ -182,11 +194,11 @@ probe:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported, warn
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import kernel_out_of_reach, reported, warn
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import unreadable
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as device_plugin
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import boot, firewall
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import boot, firewall, firmware
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, existing, rdma_facts
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe, rdma_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import hostname, membership, system_uuid
@@ -227,6 +239,7 @@ def main() -> None:
             "firewall": {"type": "bool", "default": False},
             "runtime": {"type": "bool", "default": False},
             "reboot": {"type": "bool", "default": False},
+            "firmware": {"type": "dict", "default": {}},
             "settled": {"type": "dict", "options": SETTLED},
             "probe": {
                 "type": "dict",
@@ -266,6 +279,8 @@ def asked(module: AnsibleModule, tree: Tree, facts: dict | None, loaded: set) ->
     if params["reboot"]:
         state["reboot"] = boot.gate(tree, membership(tree))
         warn(module, state["reboot"]["not_verified"])
+    if params["firmware"] and facts and not kernel_out_of_reach(facts, params["root"]):
+        state["firmware"] = firmware.read(tree, module.run_command, facts, params["firmware"])
     if params["settled"] is not None:
         state["settled"] = settled(params["settled"], params["root"], module.run_command)
     if params["probe"] is not None:

@@ -16,6 +16,7 @@ from .._core.files import HEADER, plan_file, plan_removal
 from .._core.units import NIC_SANDBOX
 from ..hca import paths
 from ..hca.text import is_unknown
+from . import firmware
 
 NOT_SETTABLE = "not settable here: the driver has no such setting"
 _KEPT = frozenset(f"{string.ascii_letters}{string.digits}:_.")
@@ -117,17 +118,25 @@ def _listed(priorities) -> str:
 
 
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: traffic (see settings; None takes the files of an earlier run away), link_flap_allowed."""
+    """wanted: traffic (see settings; None takes the files of an earlier run away), link_flap_allowed; firmware and
+    firmware_allowed (see firmware.plan).
+    """
     made = Plan()
     if wanted["traffic"] is None:
         for path in (paths.OWN_NIC_RULE, paths.OWN_NIC_UNIT, paths.OWN_NIC_SCRIPT):
             plan_removal(made, facts, path)
-        return made
+    else:
+        _settings(facts, wanted, root, made)
+    firmware.plan(facts, wanted.get("firmware") or {}, wanted.get("firmware_allowed"), root, made)
+    return made
+
+
+def _settings(facts: dict, wanted: dict, root: str, made: Plan) -> None:
     nics = [nic for nic in facts["qos"]["nics"] if _settable(nic, made)]
     wrong = [(nic, row) for nic in nics for row in settings(nic, wanted["traffic"]) if row.good is False]
     _refuse(facts, nics, wrong, wanted["link_flap_allowed"], made)
     if made.findings or not nics:
-        return made
+        return
     may_flap = wanted["link_flap_allowed"] is not False
     plan_file(made, facts, paths.OWN_NIC_SCRIPT, script(wanted["traffic"], may_flap))
     plan_file(made, facts, paths.OWN_NIC_UNIT, _UNIT)
@@ -140,7 +149,6 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
             made.not_applied.append(f"NIC {nic['netdev']} pfc: {row.seen}; fabric_link_flap_allowed is false")
         else:
             made.change(f"NIC {nic['netdev']} {row.id}", "set", row.seen, row.wanted)
-    return made
 
 
 def _settable(nic: dict, made: Plan) -> bool:

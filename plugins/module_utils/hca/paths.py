@@ -61,6 +61,8 @@ OWN_READ_REQUEST = "/etc/udev/rules.d/95-gpufabric-rdma-read-request.rules"
 OWN_NIC_RULE = "/etc/udev/rules.d/90-gpufabric-rdma-nic.rules"
 OWN_NIC_UNIT = "/etc/systemd/system/gpufabric-rdma-nic@.service"
 OWN_NIC_SCRIPT = "/usr/local/libexec/gpufabric-rdma-nic"
+# What firmware had before the first change, and what was written to each HCA; for root only.
+OWN_FIRMWARE = "/var/lib/gpufabric-rdma/firmware"
 # What a run has begun on the node and recorded there; whoever ends it removes the record.
 RECORDS = {
     "driver_reload": "/var/lib/gpufabric-rdma/driver_reload.json",

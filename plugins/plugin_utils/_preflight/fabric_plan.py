@@ -164,14 +164,19 @@ def on_node(facts: dict, variables: dict) -> tuple[Plan, dict]:
 
 
 def on_nics(facts: dict, variables: dict) -> tuple[Plan, dict]:
-    """{traffic: for nic_settings, needed: whether it has to run, flaps: whether a link may go down}."""
+    """{traffic: for nic_settings, needed: whether it has to run, flaps: whether a link may go down}.
+
+    facts: with `firmware` where fabric_firmware is set, as node_facts returns it.
+    """
     stated = of(variables["fabric_plan"]) if variables["fabric_nic_settings"] else None
     traffic, allowed = of_nics(stated), variables["fabric_link_flap_allowed"]
-    made = nic_settings.plan(facts, {"traffic": traffic, "link_flap_allowed": allowed}, variables["discovery_root"])
+    wanted = {"traffic": traffic, "link_flap_allowed": allowed}
+    wanted |= {name: variables[f"fabric_{name}"] for name in ("firmware", "firmware_allowed")}
+    made = nic_settings.plan(facts, wanted, variables["discovery_root"])
     # Before the driver is loaded nothing is known of the NICs.
     flaps = not facts["qos"]["nics"] or any(change.object.endswith(" pfc") for change in made.changes)
-    needed = traffic is not None or bool(made.changes)
-    return made, {"traffic": traffic, "needed": needed, "flaps": needed and flaps}
+    needed = traffic is not None or bool(made.changes or made.reboot_reasons)
+    return made, {"traffic": traffic, "needed": needed, "flaps": needed and traffic is not None and flaps}
 
 
 def of_nics(plan: FabricPlan | None) -> dict | None:

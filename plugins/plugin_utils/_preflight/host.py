@@ -10,7 +10,7 @@ from ...module_utils._core.change import Change, Finding
 from ...module_utils._device_plugin import config
 from ...module_utils._driver import packages
 from ...module_utils._driver import plan as driver_plan
-from ...module_utils._host import kernel_modules, memlock, netns, pcie, rail_links
+from ...module_utils._host import firmware, kernel_modules, memlock, netns, pcie, rail_links
 from ...module_utils.hca import facts as hca_facts
 from ...module_utils.hca import node as hca_node
 from ...module_utils.hca import rails
@@ -192,6 +192,9 @@ def values(variables: dict, options: dict) -> list[Finding]:
     resources = variables.get("device_plugin_resources")
     if resources is not None and not config.is_known(resources):
         found.append(_odd("device_plugin_resources", config.WANTED, config.short(resources)))
+    if firmware.malformed(variables.get("fabric_firmware", {})):
+        found.append(_odd("fabric_firmware", firmware.WANTED, config.short(variables["fabric_firmware"])))
+        variables["fabric_firmware"] = {}
     found += fabric_plan.findings(variables)
     odd = [item for item in variables.get("discovery_rails") or () if len(item.keys() - {"port"}) != 1]
     if odd:
@@ -515,7 +518,7 @@ PLANNED = {
     "rdma_netns": "the RDMA netns mode should be {rdma_netns_mode}, now and at boot",
     "limits": "containers inherit locked memory and start order from it",
     "rail_links": "rail_links_settings, rail_links_source_routes",
-    "fabric": "jobs ride the traffic class of fabric_plan",
+    "fabric": "jobs ride the traffic class of fabric_plan; values of fabric_firmware",
     "pcie": "pcie_acs: {pcie_acs}, pcie_read_request: {pcie_read_request}",
 }
 

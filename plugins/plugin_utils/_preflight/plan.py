@@ -166,6 +166,8 @@ def _facts(node: dict) -> dict | None:
 def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
     """What concerns this node only, which includes all of the host layer."""
     typed, facts = node["variables"], _facts(node)
+    if facts is not None and "firmware" in node:
+        facts = {**facts, "firmware": node["firmware"]}
     rows = [Finding(**item) for item in node["problems"]]
     decided: dict[str, Any] = {}
     if node.get("lost"):

@@ -10,7 +10,7 @@ from ...module_utils._core import text as core_text
 from ...module_utils._core.change import kernel_out_of_reach
 from ...module_utils._device_plugin.ask import DRIVERS
 from ...module_utils._device_plugin.plan import SERVICE
-from ...module_utils._host import memlock
+from ...module_utils._host import firmware, memlock
 from ...module_utils.hca import pcie_path
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
 from .._preflight import host as preflight_host
@@ -45,7 +45,7 @@ def host_checks(
         "rail_links": _ports(facts, variables) + _sources(facts),
         "rdma_netns": _netns(facts, variables, offline),
         "limits": _memlock(facts, variables, probe),
-        "fabric": traffic_class.nic_checks(facts, variables),
+        "fabric": traffic_class.nic_checks(facts, variables) + _firmware(facts, plans["fabric"], variables),
         "pcie": _paths(facts) + _acs(facts),
         "device_plugin": _plugins(probe),
     }
@@ -323,6 +323,23 @@ def _restart(by: str) -> str:
 
 def _same_limit(seen, wanted) -> bool:
     return str(seen).startswith("unknown") or memlock.parse(seen) == memlock.parse(wanted)
+
+
+def _firmware(facts: dict, plan, variables: dict) -> list[dict]:
+    """Whether the firmware of each HCA runs with the values that are stated."""
+    findings = {finding.object: finding for finding in plan.findings}
+    checks = []
+    for obj, values in firmware.answered(facts, variables["fabric_firmware"]).items():
+        if not values and obj not in findings:
+            continue
+        used = {value.used for value in values}
+        status = FAILED if obj in findings or False in used else PASSED if used == {True} else NOT_VERIFIED
+        wanted = ", ".join(f"{value.key}={value.wanted}" for value in values)
+        seen, step = "; ".join(value.told for value in values), _SITE
+        if obj in findings:
+            wanted, seen, step = findings[obj][1:4]
+        checks.append(check(f"state:{obj}", obj, status, wanted, seen, step))
+    return checks
 
 
 def _left_over(plan, covered: set) -> list[dict]:

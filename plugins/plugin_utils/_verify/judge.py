@@ -177,7 +177,8 @@ def _claims(seen: Cluster) -> dict[str, list[dict]]:
 
 
 def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:
-    facts = node["read"]["ansible_facts"]["rdma"]
+    # What the node was asked for besides stands beside its facts.
+    facts = {**node["read"]["ansible_facts"]["rdma"], "firmware": node["read"].get("firmware")}
     outcome = preflight_host.plan(facts, node["variables"])
     checks = host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode, loaded)
     seen = (node.get("firewall"), node.get("firewall_failure"))

@@ -151,6 +151,32 @@ def test_nics_are_set_node_by_node_where_a_link_may_go_down(captured, stated, ni
     assert ((mine["traffic"] or {}).get("dscp"), mine["needed"], mine["flaps"]) == takes
 
 
+@pytest.mark.parametrize(("next_value", "current", "allowed", "tried", "told"), [
+    ("False(0)", "False(0)", True, None, (False, 0, 0, 0)),
+    ("True(1)", "True(1)", True, None, (True, 3, 1, 0)),
+    ("False(0)", "True(1)", True, None, (True, 1, 1, 0)),
+    ("False(0)", "True(1)", True, "another boot", (False, 0, 0, 1)),
+    ("True(1)", "True(1)", True, "another boot", (False, 0, 0, 1)),
+    ("True(1)", "True(1)", None, None, (False, 0, 0, 1)),
+    ("True(1)", "True(1)", False, None, (False, 0, 0, 0)),
+    ("Array[0..7]", "Array[0..7]", True, None, (False, 0, 0, 1)),
+])  # fmt: skip
+def test_firmware_that_differs_has_the_module_run_for_the_change_or_the_reboot(
+    captured, next_value, current, allowed, tried, told
+):
+    address = "0000:01:00.1"
+    state = {"default": "True(1)", "current": current, "next": next_value, "read_only": False}
+    hcas = {address: {"values": {"ATS_ENABLED": state}, "errors": {}}}
+    answer = {"program": "mstconfig", "hcas": hcas, "before": {}}
+    answer["tried"] = {address: {"ATS_ENABLED": {"value": "0", "boot_id": tried}}} if tried else {}
+    stated = {"fabric_firmware": {address: {"ATS_ENABLED": False}}, "fabric_firmware_allowed": allowed}
+    made, take = fabric_plan.on_node({**captured["gh200-cx7-roce"], "firmware": answer}, {**TYPED, **stated})
+    counts = (len(made.changes), len(made.reboot_reasons), len(made.findings))
+    assert (take["nics"]["needed"], *counts) == told
+    # A role that plans for itself has not asked the HCAs.
+    assert fabric_plan.on_node(captured["gh200-cx7-roce"], {**TYPED, **stated})[0].changes == []
+
+
 def test_nothing_to_publish_is_refused():
     assert ids(fabric_plan.findings({"fabric_nic_settings": True, "fabric_plan": None})) == ["set"]
     assert ids(fabric_plan.findings({"fabric_publish": True, "fabric_plan": None})) == ["publish"]

@@ -89,6 +89,7 @@ PCI = "0000:01:00.0"
     ("matrix_peers", 0),
     ("rail_links_settings", [{"pci": PCI, "mac": "02:00:00:00:00:01", "mtu": 9000}]),
     ("rail_links_settings", [{"mtu": 9000}]),
+    ("fabric_firmware", {"mlx5_0": {"ATS_ENABLED": False}}),
     ("rail_links_settings", [{"pci": PCI, "mtu": 99999}]),
 ])  # fmt: skip
 def test_a_value_of_the_right_type_can_still_be_wrong(options, name, value):

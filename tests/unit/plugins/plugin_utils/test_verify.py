@@ -132,6 +132,24 @@ def test_what_a_run_sets_is_not_verified_in_check_mode_and_what_it_leaves_fails_
     assert failed == ["nic:pfc:eth2"]
 
 
+@pytest.mark.parametrize(("current", "allowed", "tried", "status"), [
+    ("False(0)", None, None, PASSED),
+    ("True(1)", False, None, FAILED),
+    ("True(1)", True, "another boot", FAILED),
+    (None, True, None, NOT_VERIFIED),
+    ("", None, None, FAILED),
+    ("", False, None, None),
+])  # fmt: skip
+def test_what_firmware_runs_with_is_one_check_of_each_hca(node, current, allowed, tried, status):
+    at, state = "0000:01:00.1", {"default": "True(1)", "current": current, "next": "False(0)", "read_only": False}
+    hca = {"values": {} if current == "" else {"ATS_ENABLED": state}, "errors": {"ATS_ENABLED": "unknown"}}
+    record = {at: {"ATS_ENABLED": {"value": "0", "boot_id": tried}} if tried else {}}
+    node.facts["firmware"] = {"program": "mstconfig", "hcas": {at: hca}, "before": {}, "tried": record}
+    node.variables.update(fabric_firmware={at: {"ATS_ENABLED": False}}, fabric_firmware_allowed=allowed)
+    told = [item["status"] for item in node.judged().values() if item["object"].startswith("firmware")]
+    assert told == [status] * (status is not None)
+
+
 @pytest.mark.parametrize(("name", "wrong", "seen"), [
     ("uverbs0", {"owner": "oracle"}, "/dev/infiniband/uverbs0, mode 0666, owner oracle:root"),
     ("rdma_cm", {"mode": "0660", "group": "rdma", "usable": False}, "mode 0660, owner root:rdma"),
