@@ -191,7 +191,7 @@ class Preparer:
             seen = f"no {path}.conf"
         raise Refused(
             f"claim {key.text}: wanted the network of the rail of {device.hca.label}, seen {seen}; set "
-            "device_plugin_claim_networks: true and run ansible-playbook gpufabric.rdma.cluster"
+            "networks_in_claims: true and run ansible-playbook gpufabric.rdma.cluster"
         )
 
     def _paths(self, device: Device) -> tuple[str, ...]:
