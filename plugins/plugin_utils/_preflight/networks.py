@@ -329,16 +329,11 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
     total = len(nodes) + len(away)
     attachments, findings, notes = wanted(variables, nodes, resources)
     findings += check(attachments, variables)
-    if (
-        variables["networks_in_claims"]
-        and nodes
-        and not any(item["name"] == f"rail{item.get('rail')}" for item in attachments)
-    ):
-        wanted_rails, step = (
-            "attachments of rails, which claims bring",
-            "set networks_rails: true, or networks_in_claims: false",
-        )
-        findings.append(Finding("variable networks_in_claims", wanted_rails, "none", step, "networks:claims"))
+    of_rails = [item for item in attachments if item["name"] == f"rail{item.get('rail')}"]
+    if variables["networks_in_claims"] and nodes and not of_rails:
+        step = "set networks_rails: true, or networks_in_claims: false"
+        wish = "attachments rail0 and so on, which claims bring"
+        findings.append(Finding("variable networks_in_claims", wish, "none", step, "networks:claims"))
     notes += _one_subnet(attachments)
     made = {
         "attachments": attachments,
@@ -539,10 +534,9 @@ def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: di
         ranges = {node["host"]: node_ranges(item, size, node["number"], taken) for node in serving if split}
     note = _takes_away(item, by_host, resources, nodes)
     made["notes"] += [note] if note else []
-    # A claim brings the network by its file: what is in the cluster only Multus knows.
-    per_node = (
-        len(names) > 1 or (split and total > 1) or (variables["networks_in_claims"] and item.get("rail") is not None)
-    )
+    # A claim brings the network of a rail by the node's file.
+    claimed = variables["networks_in_claims"] and item.get("rail") is not None
+    per_node = len(names) > 1 or (split and total > 1) or claimed
     if split and not serving:
         return
     configs = {
