@@ -8,20 +8,26 @@ The RDMA driver writes pod and networks into the CDI spec of a prepared claim, b
 makes one interface a network, called as the network is, by the configuration that the role networks has written on this
 node; DEL removes what ADD made, by what ADD has recorded. The chain's own result stays as it is.
 
-Options: claims (folder of CDI specs), networks (path of the configurations, up to a network's name), state (folder of
-records). Standard library only, Python 3.9.
+Multus asks for a DEL once, without our options, and after a failure releases nothing of the chain. So DEL needs no
+options and never fails: what could not be released is tried again with the next pod that ends.
+
+Options: networks (path of the configurations, up to a network's name); for tests claims (folder of CDI specs) and state
+(folder of records). Standard library only, Python 3.9.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 
+CLAIMS, STATE, ENDED = "/var/run/cdi", "/var/lib/cni/rdma-claim", ".ended"
 SPEC = re.compile(r"gpufabric\.io_rdma-claim_[0-9A-Za-z-]+\.json")
 POD, NETWORKS = "rdma.gpufabric.io/pod", "rdma.gpufabric.io/networks"
+KEPT = ("CNI_CONTAINERID", "CNI_ARGS", "CNI_PATH")
 NETWORK = re.compile(r"rail[0-9]{1,4}")
 CONTAINER = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]*")
 VERSIONS = ["0.3.0", "0.3.1", "0.4.0", "1.0.0"]
@@ -72,7 +78,7 @@ def plugins(network: dict) -> list[dict]:
     return [{**plugin, **shared} for plugin in network.get("plugins") or [network]]
 
 
-def run(command: str, words: dict, interface: str) -> dict | None:
+def run(command: str, words: dict, interface: str, **environment: str) -> dict | None:
     """The result of a plugin; None where it gives none."""
     name, folders = words["type"], os.environ.get("CNI_PATH", "")
     programs = [f"{folder}/{name}" for folder in folders.split(":") if "/" not in name]
@@ -83,7 +89,7 @@ def run(command: str, words: dict, interface: str) -> dict | None:
         [program],
         input=json.dumps(words).encode(),
         stdout=subprocess.PIPE,
-        env={**os.environ, "CNI_COMMAND": command, "CNI_IFNAME": interface},
+        env={**os.environ, **environment, "CNI_COMMAND": command, "CNI_IFNAME": interface},
         check=False,
     )
     try:
@@ -100,20 +106,20 @@ def record(options: dict) -> str:
     container = os.environ.get("CNI_CONTAINERID", "")
     if not CONTAINER.fullmatch(container):
         raise Problem(INVALID, f"CNI_CONTAINERID: wanted the id of a container, seen {container[:100]!r}")
-    return f"{options['state']}/{container}.json"
+    return f"{options.get('state', STATE)}/{container}.json"
 
 
 def add(options: dict) -> None:
     words = dict(pair.partition("=")[::2] for pair in os.environ.get("CNI_ARGS", "").split(";"))
-    names = wanted(options["claims"], words.get("K8S_POD_UID", ""))
+    names = wanted(options.get("claims", CLAIMS), words.get("K8S_POD_UID", ""))
     if not names:
         return
     networks = {name: configuration(options["networks"], name) for name in names}
     path = record(options)
-    os.makedirs(options["state"], mode=0o700, exist_ok=True)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     # Before the first interface: whatever ends this process, DEL knows what there may be.
     with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(networks, file)
+        json.dump({"networks": networks, "environment": {name: os.environ[name] for name in KEPT}}, file)
     os.replace(f"{path}.new", path)
     for name, network in networks.items():
         result = None
@@ -122,17 +128,29 @@ def add(options: dict) -> None:
 
 
 def delete(options: dict) -> None:
-    """Everything is tried. The first problem is told, and the runtime comes again."""
-    path, problems = record(options), []
-    try:
-        with open(path, encoding="utf-8") as file:
-            networks = json.load(file)
-    except FileNotFoundError:
-        return
-    for name, network in reversed(networks.items()):
+    own = record(options) + ENDED
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(own[: -len(ENDED)], own)
+    folder = os.path.dirname(own)
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        path = f"{folder}/{name}"
+        if name.endswith(ENDED):
+            try:
+                # The network namespace of this call is that of its own pod.
+                release(path, os.environ.get("CNI_NETNS", "") if path == own else "")
+            except (Problem, OSError, ValueError, LookupError) as problem:
+                sys.stderr.write(f"rdma-claim: {path}, tried again with the next pod: {problem.args[-1]}\n")
+
+
+def release(path: str, netns: str) -> None:
+    """Everything of a pod is tried before its first problem is raised."""
+    with open(path, encoding="utf-8") as file:
+        kept = json.load(file)
+    problems = []
+    for name, network in reversed(kept["networks"].items()):
         for plugin in reversed(plugins(network)):
             try:
-                run("DEL", plugin, name)
+                run("DEL", plugin, name, **kept["environment"], CNI_NETNS=netns)
             except Problem as problem:
                 problems.append(problem)
     if problems:
