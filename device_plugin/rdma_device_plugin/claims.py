@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from .devices import DRIVER
 
 # A UID becomes part of a file name. The API server's are UUIDs; names of both kinds are DNS subdomains.
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}\Z")
 _SHOWN = 80
+# The opaque parameters of a claim whose pod gets an interface of each allocated rail.
+NETWORK = {"apiVersion": f"{DRIVER}/v1", "kind": "Network"}
 
 
 class Refused(Exception):
@@ -32,29 +35,37 @@ class Key(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A device that was allocated. share: tells apart allocations of one device. requests: none means all."""
+    """A device that was allocated. share: tells apart allocations of one device. requests: none means all.
+
+    network: whether the pod gets an interface of the device's rail too.
+    """
 
     device: str
     pool: str
     requests: tuple[str, ...] = ()
     share: Optional[str] = None
+    network: bool = False
 
 
 class Prepared(NamedTuple):
-    """A device in a container. files: character devices; env: for the container's libraries."""
+    """A device in a container. files: character devices; env: for the container's libraries; network: of its rail, if
+    the claim asks for it.
+    """
 
     result: Result
     hca: str
     port: Optional[int] = None
     files: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    network: str = ""
 
 
 class Record(NamedTuple):
-    """A claim that is prepared."""
+    """A claim that is prepared. pod: uid of the one that gets its networks; empty without networks."""
 
     key: Key
     devices: tuple[Prepared, ...] = ()
+    pod: str = ""
 
 
 def shown(text: Any) -> str:
@@ -91,8 +102,8 @@ def results(claim: Any, key: Key, node: str) -> tuple[Result, ...]:
     why = ended(claim, key)
     if why:
         raise Refused(f"claim {key.text}: {why}; the kubelet asks again for a pod that holds it")
-    _no_parameters(allocation, key)
-    found = tuple(_result(one, key, node) for one in listed if _at(one, "driver") == DRIVER)
+    asking = _asking(allocation, key)
+    found = tuple(_result(one, key, node, asking) for one in listed if _at(one, "driver") == DRIVER)
     if not found:
         raise Refused(f"claim {key.text}: no device of {DRIVER} is allocated to it")
     return found
@@ -107,7 +118,23 @@ def ended(claim: Any, key: Key) -> str:
     return ""
 
 
-def _result(one: Any, key: Key, node: str) -> Result:
+def pod(claim: Any, key: Key) -> str:
+    """UID of the one pod that a claim was made for. Refused for a claim that others can use too: the kubelet does not
+    tell of them.
+    """
+    references = _listed(claim, "metadata", "ownerReferences")
+    owners = [_at(owner, "uid") for owner in references if _at(owner, "kind") == "Pod"]
+    users = [_at(user, "uid") for user in _listed(claim, "status", "reservedFor")]
+    if len(owners) == 1 and users == owners and valid_uid(str(owners[0])):
+        return str(owners[0])
+    raise Refused(
+        f"claim {key.text}: it asks for a network, which only one pod can have: wanted a claim that Kubernetes made "
+        f"for its pod, seen owners {shown(owners)} and users {shown(users)}; name a ResourceClaimTemplate in the pod "
+        "(resourceClaimTemplateName)"
+    )
+
+
+def _result(one: Any, key: Key, node: str, asking: Callable[[str], bool]) -> Result:
     pool, device, request = (_at(one, name) for name in ("pool", "device", "request"))
     if not all(isinstance(value, str) and value for value in (pool, device)):
         raise Refused(f"claim {key.text}: an allocated device has no pool or name: {shown(one)}")
@@ -119,18 +146,31 @@ def _result(one: Any, key: Key, node: str) -> Result:
     share = _at(one, "shareID")
     # A request with alternatives is allocated as request/alternative; pods name the request.
     requests = (request.partition("/")[0],) if isinstance(request, str) and request else ()
-    return Result(device, pool, requests, share if isinstance(share, str) else None)
+    return Result(device, pool, requests, share if isinstance(share, str) else None, asking(str(request)))
 
 
-def _no_parameters(allocation: Any, key: Key) -> None:
-    """Parameters that are not understood must not be ignored: someone relies on them."""
-    listed = _at(allocation, "devices", "config")
-    for one in listed if isinstance(listed, list) else ():
-        if _at(one, "opaque", "driver") == DRIVER:
+def _asking(allocation: Any, key: Key) -> Callable[[str], bool]:
+    """Whether a request asks for the network of its rail, in the claim or its DeviceClass. Refused for parameters that
+    are not understood: someone relies on them.
+    """
+    asking: set[Optional[str]] = set()
+    for one in _listed(allocation, "devices", "config"):
+        if _at(one, "opaque", "driver") != DRIVER:
+            continue
+        given = _at(one, "opaque", "parameters")
+        if given != NETWORK:
             raise Refused(
-                f"claim {key.text}: it has opaque parameters for {DRIVER}, which takes none: remove the config of that "
-                "driver from the claim or its DeviceClass"
+                f"claim {key.text}: wanted no opaque parameters for {DRIVER}, or {json.dumps(NETWORK)} for the network "
+                f"of the rail, seen {shown(json.dumps(given))}; correct the config of that driver in the claim or its "
+                "DeviceClass"
             )
+        asking.update(map(str, _listed(one, "requests")) if _at(one, "requests") else [None])
+    return lambda request: bool(asking & {None, request, request.partition("/")[0]})
+
+
+def _listed(found: Any, *path: str) -> list[Any]:
+    listed = _at(found, *path)
+    return listed if isinstance(listed, list) else []
 
 
 def _at(found: Any, *path: str) -> Any:

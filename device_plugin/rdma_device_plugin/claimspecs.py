@@ -21,6 +21,8 @@ CLASS = "rdma-claim"
 KIND = f"{cdi.VENDOR}/{CLASS}"
 CDI_VERSION = "0.6.0"  # the first with annotations
 NAMESPACE, NAME, DEVICES = f"{DRIVER}/namespace", f"{DRIVER}/name", f"{DRIVER}/devices"
+# What the CNI plugin rdma-claim reads: the pod, and the networks that it gets.
+POD, NETWORKS = f"{DRIVER}/pod", f"{DRIVER}/networks"
 
 
 def file(uid: str) -> str:
@@ -42,13 +44,12 @@ def encode(record: Record) -> dict[str, Any]:
         if device.env:
             edits["env"] = [f"{name}={value}" for name, value in device.env]
         devices.append({"name": f"{record.key.uid}-{index}", "containerEdits": edits})
-    allocated = [[*device.result, device.hca, device.port] for device in record.devices]
-    return {
-        "cdiVersion": CDI_VERSION,
-        "kind": KIND,
-        "annotations": {NAMESPACE: record.key.namespace, NAME: record.key.name, DEVICES: json.dumps(allocated)},
-        "devices": devices,
-    }
+    allocated = [[*device.result, device.hca, device.port, device.network] for device in record.devices]
+    said = {NAMESPACE: record.key.namespace, NAME: record.key.name, DEVICES: json.dumps(allocated)}
+    networks = dict.fromkeys(device.network for device in record.devices if device.network)
+    if networks:
+        said.update({POD: record.pod, NETWORKS: ",".join(networks)})
+    return {"cdiVersion": CDI_VERSION, "kind": KIND, "annotations": said, "devices": devices}
 
 
 def decode(document: Any, uid: str) -> Record:
@@ -58,18 +59,20 @@ def decode(document: Any, uid: str) -> Record:
     if not devices or len(allocated) != len(devices):
         raise ValueError("not as many allocated devices as devices")
     prepared = tuple(_prepared(row, device["containerEdits"]) for row, device in zip(allocated, devices))
-    return Record(_key(document, uid), prepared)
+    pod = _text(annotations[POD]) if any(device.network for device in prepared) else ""
+    return Record(_key(document, uid), prepared, pod)
 
 
 def _prepared(row: list[Any], edits: dict[str, Any]) -> Prepared:
-    device, pool, requests, share, hca, port = row
+    device, pool, requests, share, asks, hca, port, network = row
     paths = tuple(_text(node["path"]) for node in edits["deviceNodes"])
     kinds = isinstance(requests, list), share is None or isinstance(share, str), port is None or isinstance(port, int)
     if not paths or not all(kinds):
         raise ValueError("a device without files, or a request, a share or a port that is none")
-    result = Result(_text(device), _text(pool), tuple(_text(request) for request in requests), share)
+    result = Result(_text(device), _text(pool), tuple(_text(request) for request in requests), share, bool(asks))
     pairs = (_text(pair).partition("=") for pair in edits.get("env", ()))
-    return Prepared(result, _text(hca), port, paths, tuple((name, value) for name, _equals, value in pairs))
+    env = tuple((name, value) for name, _equals, value in pairs)
+    return Prepared(result, _text(hca), port, paths, env, _text(network))
 
 
 def _key(document: Any, uid: str) -> Key:

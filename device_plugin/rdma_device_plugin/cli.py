@@ -74,6 +74,7 @@ SERVE = (
     Flag("kubeconfig", "", "DRA: credential for the API server; if empty, the pod's service account"),
     Flag("node-name", "", "DRA: name of the Node object; if empty, NODE_NAME, else the host name"),
     Flag("plugins-dir", "", "DRA: the kubelet's directory for drivers; if empty, plugins below -kubelet-root"),
+    Flag("claim-networks", "", "DRA: path of the networks of claims, up to the name of one; empty for none"),
     Flag("plugins-registry", "", "where plugins register; if empty, plugins_registry below -kubelet-root"),
 )
 CHECK_ROOT = Flag("root", "", "compare with the node below this folder, or in a captured host file; empty for none")
@@ -343,6 +344,7 @@ def settings(values: dict[str, object]) -> Settings:
         kubeconfig=str(values["kubeconfig"]),
         node_name=str(values["node-name"]) or os.environ.get("NODE_NAME") or os.uname().nodename.strip().lower(),
         plugins_directory=str(values["plugins-dir"]).rstrip("/") or f"{kubelet}/plugins",
+        claim_networks=str(values["claim-networks"]),
     )
 
 

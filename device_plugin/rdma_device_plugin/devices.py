@@ -119,7 +119,6 @@ def attributes(device: Device) -> dict[str, dict[str, Any]]:
     """Attributes under the driver's domain, and the standard PCIe root. What is not known is left out."""
     hca, details = device.hca, device.hca.details
     port = next((one for one in hca.ports if one.number == device.port), None)
-    rail = device.pool.rail if device.pool.rail is not None else dict(details.rails).get(device.port or 0)
     rate = dict(details.rates).get(device.port or 0)
     values: dict[str, Any] = {
         "name": hca.name,
@@ -130,7 +129,7 @@ def attributes(device: Device) -> dict[str, dict[str, Any]]:
         "linkLayer": port and port.link_layer,
         "rateGbps": int(rate) if rate else None,
         "state": device.state,
-        "rail": rail,
+        "rail": rail(device),
         "netdev": port and port.netdev,
         "numaNode": hca.numa_node if hca.numa_node >= 0 else None,
         "pciBusID": hca.address,
@@ -142,6 +141,13 @@ def attributes(device: Device) -> dict[str, dict[str, Any]]:
         for name, value in values.items()
         if value is not None and value != ""
     }
+
+
+def rail(device: Device) -> Optional[int]:
+    """The number of its rail; None for a port that is none."""
+    if device.pool.rail is not None:
+        return device.pool.rail
+    return dict(device.hca.details.rails).get(device.port or 0)
 
 
 def _capacity(device: Device) -> dict[str, Any]:

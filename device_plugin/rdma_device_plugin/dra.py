@@ -228,6 +228,7 @@ class Front:
             files,
             settings.cdi_directory,
             root=settings.root,
+            networks=settings.claim_networks,
             patience=settings.cdi_patience,
             stale=stale,
         )

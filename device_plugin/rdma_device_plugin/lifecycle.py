@@ -426,11 +426,13 @@ class Settings(NamedTuple):
     places: Places = Places()
     timing: Timing = Timing()
     metrics: str = ""
-    # DRA: which API serves the config's entries; credential and node name, and the kubelet's directory for drivers.
+    # DRA: which API serves the config's entries; credential and node name, the kubelet's directory for drivers,
+    # and where the configurations of claims' networks begin.
     mode: str = "device-plugin"
     kubeconfig: str = ""
     node_name: str = ""
     plugins_directory: str = "/var/lib/kubelet/plugins"
+    claim_networks: str = ""
     # Seconds: between looks at port states; from an event to the scan, so that one scan serves a burst; the longest
     # wait for the first scan; between scans while a pool is empty; after which a read counts as hung; the longest wait
     # for a CDI spec to be written, for an answer of the API server, and for all servers to end.

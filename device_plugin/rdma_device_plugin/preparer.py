@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -26,7 +27,8 @@ _NOT_IN_ENV = re.compile("[^A-Z0-9]")
 class Preparer:
     """The claims of this node.
 
-    root: where /dev of the node is. stale: called when a character device of the pool is found missing.
+    root: where /dev of the node is. networks: path of the networks' CNI configurations up to a network's name; empty
+    where claims bring none. stale: called when a character device of the pool is found missing.
     patience: seconds for a write of a file.
     """
 
@@ -36,6 +38,7 @@ class Preparer:
         files: Worker,
         cdi_directory: str,
         root: str = "/",
+        networks: str = "",
         patience: float = 5.0,
         stale: Callable[[], None] = lambda: None,
     ):
@@ -45,7 +48,7 @@ class Preparer:
         self.devices: tuple[Device, ...] = ()
         self.inventory = Inventory()
         self._api, self._files, self._cdi = api, files, cdi_directory
-        self._root, self._patience, self._stale = root, patience, stale
+        self._root, self._networks, self._patience, self._stale = root, networks, patience, stale
         self._writing = asyncio.Lock()
         self._claims: dict[str, tuple[asyncio.Lock, int]] = {}
         # Claims whose spec does not say all: damaged, or of an older version.
@@ -106,7 +109,7 @@ class Preparer:
         results = claims.results(found, key, self._api.node)
         if not all(devices.find(result.device, self.devices) for result in results):
             return None
-        return self._record(key, results, check=False)
+        return self._record(key, found, results, check=False)
 
     # The kubelet's calls.
 
@@ -143,11 +146,12 @@ class Preparer:
             claim = await self._api.claim(key.namespace, key.name)
         except ApiProblem as problem:
             raise Refused(f"claim {key.text}: it cannot be read: {problem}; the kubelet tries again") from None
-        return self._record(key, claims.results(claim, key, self._api.node))
+        return self._record(key, claim, claims.results(claim, key, self._api.node))
 
-    def _record(self, key: Key, results: Iterable[Result], check: bool = True) -> Record:
+    def _record(self, key: Key, claim: Any, results: tuple[Result, ...], check: bool = True) -> Record:
+        pod = claims.pod(claim, key) if any(result.network for result in results) else ""
         chosen = [self._prepared(result, key, check) for result in results]
-        return Record(key, tuple(_with_env(chosen, self.devices)))
+        return Record(key, tuple(_with_env(chosen, self.devices)), pod)
 
     def _prepared(self, result: Result, key: Key, check: bool) -> Prepared:
         device = devices.find(result.device, self.devices)
@@ -159,7 +163,8 @@ class Preparer:
             )
         if check:
             self._usable(device, key)
-        return Prepared(result, device.hca.name, device.port, self._paths(device))
+        network = self._network(device, key) if result.network else ""
+        return Prepared(result, device.hca.name, device.port, self._paths(device), network=network)
 
     def _usable(self, device: Device, key: Key) -> None:
         if self.inventory.exclusive:
@@ -171,6 +176,23 @@ class Preparer:
             raise Refused(
                 f"claim {key.text}: the character devices of {device.hca.label} are gone from /dev/infiniband"
             )
+
+    def _network(self, device: Device, key: Key) -> str:
+        number = devices.rail(device)
+        name = f"rail{number}"
+        path = f"{self._root.rstrip('/')}{self._networks}{name}"
+        if number is None:
+            seen = "it is no rail"
+        elif not self._networks:
+            seen = "-claim-networks is empty"
+        elif any(os.path.exists(f"{path}.{end}") for end in ("conf", "conflist")):
+            return name
+        else:
+            seen = f"no {path}.conf"
+        raise Refused(
+            f"claim {key.text}: wanted the network of the rail of {device.hca.label}, seen {seen}; set "
+            "networks_in_claims: true and run ansible-playbook gpufabric.rdma.cluster"
+        )
 
     def _paths(self, device: Device) -> tuple[str, ...]:
         offer = allocation.Offer(device.pool, rdma_cm=self.inventory.rdma_cm)

@@ -2,8 +2,9 @@
 
 A node's fabric NICs are each behind a PCIe root of their own (pxb-pcie). What plays a GPU is the root port above
 each: the double of a GPU's driver (lab/testbed/dra) offers the functions of one PCI class. DRA_ROUNDS says how often
-plugin and k3s are restarted (3), DRA_PLACEMENTS how many pods with GPU and rail are placed (8). DRA_GATES names
-feature gates that are turned on, such as DRAConsumableCapacity,DRADeviceTaints,ResourceHealthStatus.
+plugin and k3s are restarted (3), DRA_PLACEMENTS how many pods with GPU and rail are placed (8), DRA_NETWORKS how many
+pods get the interface of their rail (12). DRA_GATES names feature gates that are turned on, such as
+DRAConsumableCapacity,DRADeviceTaints,ResourceHealthStatus.
 """
 
 import json
@@ -36,6 +37,7 @@ SPACE = lab_pitfalls.NAMESPACE
 PATIENCE = 600
 ROUNDS = int(os.environ.get("DRA_ROUNDS") or 3)
 PLACEMENTS = int(os.environ.get("DRA_PLACEMENTS") or 8)
+NETWORKS = int(os.environ.get("DRA_NETWORKS") or 12)
 GATES = tuple(filter(None, os.environ.get("DRA_GATES", "").split(",")))
 GATED = ("kube-apiserver-arg", "kube-controller-manager-arg", "kube-scheduler-arg")
 # In the form of the lab's double of k3s (docs/lab.md).
@@ -156,7 +158,7 @@ def changed_to(cluster, mode, *more):
 @pytest.fixture(scope="module")
 def over_dra(brought_up):
     """The cluster with the plugin in mode dra and the double of a GPU's driver."""
-    changed_to(brought_up, "dra", *(("-e", json.dumps(GATES_ON)) if GATES else ()))
+    changed_to(brought_up, "dra", "-e", "networks_in_claims=true", *(("-e", json.dumps(GATES_ON)) if GATES else ()))
     with brought_up.timed("DRA: slices after the run"):
         brought_up.wait(lambda: offering(brought_up) == set(brought_up.nodes), "slices", PATIENCE)
     program = programs.ensure(["dra"])["dra"] / "gpu-dra"
@@ -241,6 +243,39 @@ def test_a_rail_comes_with_its_network_by_the_number_of_its_class(over_dra):
     assert "uverbs" in inside(over_dra, "railed", "ls", "/dev/infiniband")
     remove(over_dra, "railed")
     nothing_left(over_dra)
+
+
+def test_claims_bring_the_interfaces_of_their_rails(over_dra):
+    """No annotation, no attachment object: many pods, each with an interface of the rail whose HCA it got."""
+    rails = sorted({found["rail"] for found in slices(over_dra).values()})
+    config = [{"opaque": {"driver": DRIVER, "parameters": {"apiVersion": f"{DRIVER}/v1", "kind": "Network"}}}]
+    for number in rails:
+        made = template(f"with-network-{number}", rail=f"rail-{number}.{DRIVER}")
+        made["spec"]["spec"]["devices"]["config"] = config
+        lab_pitfalls.apply(over_dra, made)
+    wanted = {f"net-{index}": rails[index % len(rails)] for index in range(NETWORKS)}
+    pods = [anywhere(pod(over_dra, name, f"with-network-{number}")) for name, number in wanted.items()]
+    for one in pods:
+        one["spec"]["hostNetwork"] = False
+    with over_dra.timed(f"DRA: {NETWORKS} pods over {len(rails)} rails with their interfaces, claim to running"):
+        start(over_dra, *pods)
+    offered, had, places = slices(over_dra), results(over_dra), {}
+    for name, number in wanted.items():
+        shown = json.loads(inside(over_dra, name, "ip", "-json", "-4", "address", "show"))
+        addresses = {row["ifname"]: row["addr_info"][0]["local"] for row in shown if row["ifname"].startswith("rail")}
+        assert list(addresses) == [f"rail{number}"], name
+        ((_driver, node, device),) = had[name].values()
+        assert offered[node, device]["rail"] == number
+        places[addresses[f"rail{number}"]] = node
+    assert len(places) == NETWORKS, "no address twice"
+    assert set(places.values()) == set(over_dra.nodes)
+    remove(over_dra, *wanted)
+    nothing_left(over_dra)
+    for name in over_dra.nodes:
+        kept = over_dra.node(
+            name, "ls /var/lib/cni/rdma-claim /var/lib/cni/networks/rail*/ | grep -v last_reserved; true"
+        )
+        assert not [line for line in kept.split() if line[0].isdigit() or line.endswith(".json")], kept
 
 
 def test_two_claims_share_one_hca_and_both_speak(over_dra):

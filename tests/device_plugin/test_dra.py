@@ -13,7 +13,7 @@ import pytest
 from api_server_double import ApiServer
 from harness import Node, Running, document, entry
 from kubelet_double import PATIENCE, Kubelet
-from rdma_device_plugin import claimspecs, kubeapi
+from rdma_device_plugin import claims, claimspecs, kubeapi
 from rdma_device_plugin.kubelet import dra_health_v1alpha1_pb2 as health
 
 DRIVER = "rdma.gpufabric.io"
@@ -340,9 +340,11 @@ UNPREPARED = [
     (lambda claim: claim["status"]["allocation"]["devices"]["results"][0].update(device="gpu-0"), "has mlx5-0"),
     (
         lambda claim: claim["status"]["allocation"]["devices"].update(config=[{"opaque": {"driver": DRIVER}}]),
-        "opaque parameters",
+        "no opaque parameters",
     ),
+    (lambda claim: claim["status"]["allocation"]["devices"].update(config=NETWORK), "resourceClaimTemplateName"),
 ]
+NETWORK = [{"opaque": {"driver": DRIVER, "parameters": claims.NETWORK}}]
 
 
 def test_a_claim_that_cannot_be_prepared_says_why_and_leaves_nothing(base, node, kubelet, api):
@@ -354,6 +356,41 @@ def test_a_claim_that_cannot_be_prepared_says_why_and_leaves_nothing(base, node,
             assert wanted in answer.error
             assert f"default/c{number}" in answer.error
             assert (specs(base), checkpointed(base)) == ([], [])
+
+
+def test_a_claim_brings_the_network_of_its_rail_to_its_own_pod(base, node, kubelet, api):
+    def asking(name, owner=None, **config):
+        made = api.allocate(name, {"a": f"{UP}-u00", "b/first": f"{UP}-u01"}, config=[{**NETWORK[0], **config}])
+        pod = owner or f"pod-of-uid-{name}"
+        api.claims[made[:2]]["metadata"]["ownerReferences"] = [{"kind": "Pod", "uid": pod}]
+        return made
+
+    def annotations(uid):
+        return json.loads((base / "cdi" / claimspecs.file(uid)).read_text())["annotations"]
+
+    (node.root / "networks").mkdir()
+    (node.root / "networks/rail3.conf").touch()
+    rail = entry(count=3, rail=3)
+    with dra(base, node, api, rail, claim_networks="/networks/") as plugin:
+        soon(plugin, api, units(UP, 3))
+        driver, every, one = kubelet.driver(), asking("every"), asking("one", requests=["b"])
+        others = asking("other-owner", owner="another-pod"), asking("no-request", requests=["c"])
+        answer = driver.prepare(every, one, *others)
+        assert [bool(answer[claim[2]].error) for claim in (every, one, *others)] == [False, False, True, False]
+        for uid in ("uid-every", "uid-one"):
+            said = annotations(uid)
+            assert (said[claimspecs.POD], said[claimspecs.NETWORKS]) == (f"pod-of-{uid}", "rail3")
+        assert claimspecs.NETWORKS not in annotations("uid-no-request")
+    (node.root / "networks/rail3.conf").unlink()
+    with dra(base, node, api, rail, claim_networks="/networks/") as plugin:
+        soon(plugin, api, units(UP, 3))
+        driver = kubelet.driver()
+        assert driver.prepare(every)["uid-every"] == answer["uid-every"], "it is prepared already"
+        late = asking("late")
+        assert "rail3.conf" in driver.prepare(late)["uid-late"].error
+    with dra(base, node, api) as plugin:
+        soon(plugin, api, units(UP, 3))
+        assert "it is no rail" in kubelet.driver().prepare(late)["uid-late"].error
 
 
 def test_a_uid_becomes_no_path(base, node, kubelet, api):

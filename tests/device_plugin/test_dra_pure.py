@@ -89,7 +89,7 @@ def test_every_name_becomes_a_label(name):
 # Records of claims.
 
 TEXT = some.text(max_size=12)
-RESULTS = some.builds(Result, TEXT, TEXT, some.lists(TEXT, max_size=2).map(tuple), some.none() | TEXT)
+RESULTS = some.builds(Result, TEXT, TEXT, some.lists(TEXT, max_size=2).map(tuple), some.none() | TEXT, some.booleans())
 NAMES = some.text(max_size=12).filter(lambda name: "=" not in name)
 PREPARED = some.builds(
     Prepared,
@@ -98,12 +98,14 @@ PREPARED = some.builds(
     some.none() | some.integers(0, 9),
     some.lists(TEXT, min_size=1, max_size=3).map(tuple),
     some.dictionaries(NAMES, TEXT, max_size=2).map(lambda env: tuple(env.items())),
+    TEXT,
 )
 RECORDS = some.builds(
     Record,
     some.builds(Key, TEXT, TEXT, some.from_regex(r"[0-9a-f]{1,36}", fullmatch=True)),
     some.lists(PREPARED, min_size=1, max_size=3).map(tuple),
-)
+    TEXT,
+).map(lambda record: record if any(one.network for one in record.devices) else record._replace(pod=""))
 
 
 @ANY_TIME
@@ -136,13 +138,21 @@ def test_a_spec_of_any_shape_is_a_record_or_unknown_and_no_surprise(tmp_path_fac
 # Claims.
 
 
+OURS = {"driver": devices.DRIVER, "parameters": claims.NETWORK}
+
+
 def claim_of(results, config):
     allocation = {"devices": {"results": results, "config": config}}
     return {"metadata": {"uid": "uid-1"}, "status": {"allocation": allocation}}
 
 
 @ANY_TIME
-@given(JSON | some.builds(claim_of, JSON, JSON))
+@given(
+    JSON
+    | some.builds(
+        claim_of, JSON, JSON | some.lists(some.fixed_dictionaries({"requests": JSON, "opaque": some.just(OURS)}))
+    )
+)
 def test_a_claim_or_allocation_of_any_shape_is_refused_with_its_name(found):
     with pytest.raises(Refused, match="default/one"):
         claims.results(found, Key("default", "one", "uid-1"), "node1")

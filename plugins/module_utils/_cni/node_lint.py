@@ -28,6 +28,7 @@ from .._core.change import Finding
 
 MULTUS_CONF = "00-multus.conf"
 SHIM = "multus-shim"
+CLAIM = "rdma-claim"  # of the role flannel, with networks_in_claims
 PRIMARY_DIRECTORY = "/etc/cni/gpufabric-rdma.d"
 PRIMARY_NAME = "10-flannel.conflist"
 # Where the Multus pod sees the node's /etc and /run.
@@ -298,7 +299,7 @@ def _placing(name: str, wanted: dict) -> str:
     """The one way to have a program that is missing."""
     if name == SHIM:
         return "see the Multus pod's init container"
-    if name in wanted.get("plugins", ()):
+    if name == CLAIM or name in wanted.get("plugins", ()):
         return _RUN_ROLE
     if name in REFERENCE:
         return f"add it to cni_plugins_names and {_RUN_ROLE}"
@@ -309,7 +310,7 @@ def _replacing(name: str, wanted: dict) -> str:
     """The one way to have a program that is damaged written again."""
     if name == SHIM:
         return "delete the Multus pod of this node"
-    if name in wanted.get("plugins", ()) or name in REFERENCE:
+    if name == CLAIM or name in wanted.get("plugins", ()) or name in REFERENCE:
         return _RUN_ROLE
     return "delete the pod that installs it on this node, or install it again"
 

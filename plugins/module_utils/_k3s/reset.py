@@ -41,6 +41,7 @@ FOLDERS = (
     "/var/lib/cni/flannel",
     "/var/lib/cni/multus",
     "/var/lib/cni/nv-ipam",
+    "/var/lib/cni/rdma-claim",
     "/etc/cni/gpufabric-rdma.d",
     "/etc/gpufabric-rdma",
     "/etc/rdma-device-plugin",
@@ -76,6 +77,7 @@ FILES = (
     "/usr/local/libexec/gpufabric-rdma-multus",
     "/usr/local/libexec/gpufabric-rdma-node-ready",
     "/usr/local/libexec/gpufabric-rdma-vfs",
+    f"{CNI_BINARIES}/rdma-claim",
 )
 # Written by roles of the host layer, which a reset leaves alone.
 _HOST_LAYER = (paths.OWN_LINKS_UNIT, paths.OWN_ROUTES_UNIT)

@@ -302,7 +302,7 @@ def wanted(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dic
     of_rails = variables["networks_rails"]
     if of_rails is None:  # Over Ethernet, pods have no GID without a network of the rail.
         layers = {rail["link_layer"] for node in nodes for rail in node["rails"]}
-        of_rails = "Ethernet" in layers and not variables["networks_attachments"]
+        of_rails = "Ethernet" in layers and (variables["networks_in_claims"] or not variables["networks_attachments"])
     if of_rails:
         rails, findings, notes = rail_attachments(variables, nodes, resources)
         attachments += [_normal(item, variables) for item in rails]
@@ -325,6 +325,11 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
     total = len(nodes) + len(away)
     attachments, findings, notes = wanted(variables, nodes, resources)
     findings += check(attachments, variables)
+    of_rails = [item for item in attachments if item["name"] == f"rail{item.get('rail')}"]
+    if variables["networks_in_claims"] and nodes and not of_rails:
+        step = "set networks_rails: true, or networks_in_claims: false"
+        wish = "attachments rail0 and so on, which claims bring"
+        findings.append(Finding("variable networks_in_claims", wish, "none", step, "networks:claims"))
     notes += _one_subnet(attachments)
     made = {
         "attachments": attachments,
@@ -519,7 +524,9 @@ def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: di
         ranges = {node["host"]: node_ranges(item, size, node["number"], taken) for node in serving if split}
     note = _takes_away(item, by_host, resources, nodes)
     made["notes"] += [note] if note else []
-    per_node = len(names) > 1 or (split and total > 1)
+    # A claim brings the network of a rail by the node's file.
+    claimed = variables["networks_in_claims"] and item.get("rail") is not None
+    per_node = len(names) > 1 or (split and total > 1) or claimed
     if split and not serving:
         return
     configs = {

@@ -46,6 +46,11 @@ def _device_plugin(values: dict, facts: dict | None, groups: dict) -> list[Findi
         wanted = f"a host of the inventory that reaches the API server{'' if daemonset else ', which DRA needs'}"
         step = f"name one, or set device_plugin_{'mode: systemd' if daemonset else 'api: device-plugin'}"
         found.append(Finding("variable device_plugin_server", wanted, server or _NO_SERVER, step))
+    if values["networks_in_claims"] and (daemonset or not dra):
+        wanted = "device_plugin_api: dra or both, and device_plugin_mode: systemd, with networks_in_claims"
+        seen = f"device_plugin_api: {values['device_plugin_api']}, device_plugin_mode: {values['device_plugin_mode']}"
+        step = "set them, or networks_in_claims: false"
+        found.append(Finding("variable networks_in_claims", wanted, seen, step))
     url = values["device_plugin_api_server"]
     if url and not re.match(r"https://[^/]+$", url):
         wanted = "a URL such as https://192.0.2.10:6443, or nothing"

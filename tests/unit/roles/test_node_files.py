@@ -1,5 +1,6 @@
-"""Two programs of a node: what keeps the startup taint, over a real TLS socket to a double of the API server, and what
-keeps Multus' configuration in step with its daemon, with real files and Unix sockets and the test's clock."""
+"""Three programs of a node: what keeps the startup taint, over a real TLS socket to a double of the API server; what
+keeps Multus' configuration in step with its daemon, with real files and Unix sockets and the test's clock; and the CNI
+plugin of claims' networks."""
 
 import base64
 import datetime
@@ -14,6 +15,7 @@ import sys
 import threading
 
 import pytest
+from ansible_collections.gpufabric.rdma.roles.flannel.files import rdma_claim
 from ansible_collections.gpufabric.rdma.roles.multus.files import multus_guard
 from ansible_collections.gpufabric.rdma.roles.node_ready.files import node_ready
 from cryptography import x509
@@ -458,3 +460,153 @@ def test_a_pod_network_without_a_file_of_its_own_is_reported(daemon):
     daemon.after(0)
     assert daemon.after(4) == "stuck"
     assert "run ansible-playbook -i INVENTORY gpufabric.rdma.site" in daemon.said[0]
+
+
+# --- the CNI plugin of claims' networks: the real program, in front of doubles of the plugins that it runs ------------
+
+PREVIOUS = {"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.42.0.7/24"}]}
+# Its calls are lines of `calls`; it fails where `fail` has its name and command.
+PLUGIN = """#!/bin/sh
+words=$(cat)
+printf '%s %s %s\\n' "$CNI_COMMAND" "$CNI_IFNAME" "$words" >> {folder}/calls
+echo "$CNI_CONTAINERID $CNI_NETNS" >> {folder}/places
+grep -q "^${{0##*/}} $CNI_COMMAND$" {folder}/fail && {{ echo '{{"code": 11, "msg": "no address left"}}'; exit 1; }}
+[ $CNI_COMMAND = DEL ] || echo '{{"cniVersion": "0.3.1", "by": "'${{0##*/}}'"}}'
+"""
+
+
+class Claims:
+    """A node's folder: specs of claims, configurations of networks, plugins."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for name in ("cdi", "net.d", "bin"):
+            (folder / name).mkdir()
+        (folder / "fail").touch()
+        for name in ("macvlan", "sbr"):
+            (folder / "bin" / name).write_text(PLUGIN.format(folder=folder))
+            (folder / "bin" / name).chmod(0o755)
+        for number in range(3):
+            self.network(f"rail{number}", {"type": "macvlan", "master": f"eth{number}"})
+
+    def network(self, name, *plugins):
+        shared = {"cniVersion": "0.3.1", "name": name}
+        words, end = (
+            ({**shared, **plugins[0]}, "conf") if len(plugins) == 1 else ({**shared, "plugins": plugins}, "conflist")
+        )
+        (self.folder / f"net.d/ours-{name}.{end}").write_text(json.dumps(words))
+
+    def claim(self, uid, pod, networks):
+        said = {rdma_claim.POD: pod, rdma_claim.NETWORKS: networks}
+        path = self.folder / f"cdi/gpufabric.io_rdma-claim_{uid}.json"
+        path.write_text(networks if pod is None else json.dumps({"annotations": said}))
+
+    def run(self, command, container="c1", pod="uid-1"):
+        """(exit code, answer, calls) of the program."""
+        folder = self.folder
+        options = {"cniVersion": "0.3.1", "type": "rdma-claim", "claims": f"{folder}/cdi", "state": f"{folder}/state"}
+        options |= {"networks": f"{folder}/net.d/ours-", "prevResult": PREVIOUS}
+        words = f"IgnoreUnknown=1;K8S_POD_NAME=p;K8S_POD_UID={pod}" if pod else "IgnoreUnknown=1"
+        env = {
+            "CNI_COMMAND": command,
+            "CNI_CONTAINERID": container,
+            "CNI_ARGS": words,
+            "CNI_PATH": f"/none:{folder}/bin",
+            "CNI_NETNS": f"/run/netns/of-{container}",
+        }
+        for name in ("calls", "places"):
+            (folder / name).write_text("")
+        if command == "DEL":  # as Multus asks
+            del options["networks"], options["prevResult"]
+        done = subprocess.run(
+            [sys.executable, "-IS", rdma_claim.__file__],
+            input=json.dumps(options),
+            capture_output=True,
+            text=True,
+            env={**env, "PATH": "/usr/bin:/bin"},
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        calls = [line.split(" ", 2) for line in (folder / "calls").read_text().splitlines()]
+        return (
+            done.returncode,
+            json.loads(done.stdout or "null"),
+            [(one[0], one[1], json.loads(one[2])) for one in calls],
+        )
+
+    @property
+    def records(self):
+        return sorted(path.name for path in (self.folder / "state").glob("*"))
+
+
+@pytest.fixture
+def claims(tmp_path):
+    return Claims(tmp_path)
+
+
+def test_a_pod_gets_the_networks_of_its_claims_and_leaves_nothing(claims):
+    claims.network("rail1", {"type": "macvlan", "master": "eth1"}, {"type": "sbr"})
+    (claims.folder / "net.d/ours-rail1.conf").unlink()
+    claims.claim("a", "uid-1", "rail1,rail0")
+    claims.claim("b", "uid-1", "rail0")
+    claims.claim("c", "uid-2", "rail2")
+    claims.claim("d", None, "{")
+    claims.claim("e", None, '{"annotations": []}')
+    shared = {"cniVersion": "0.3.1"}
+    first = {"type": "macvlan", "master": "eth1", "name": "rail1", **shared}
+    after = {"type": "sbr", "name": "rail1", **shared}
+    plain = {"type": "macvlan", "master": "eth0", "name": "rail0", **shared}
+    code, answer, calls = claims.run("ADD")
+    assert (code, answer, claims.records) == (0, PREVIOUS, ["c1.json"])
+    assert calls == [
+        ("ADD", "rail1", first),
+        ("ADD", "rail1", {**after, "prevResult": {"by": "macvlan", **shared}}),
+        ("ADD", "rail0", plain),
+    ]
+    # Neither the claim nor the configuration has to be there still.
+    for path in [*claims.folder.glob("cdi/*"), *claims.folder.glob("net.d/*")]:
+        path.unlink()
+    assert claims.run("DEL") == (0, None, [("DEL", "rail0", plain), ("DEL", "rail1", after), ("DEL", "rail1", first)])
+    assert claims.records == []
+    assert claims.run("DEL") == (0, None, [])
+
+
+def test_what_cannot_be_released_is_tried_with_the_next_pod(claims):
+    claims.claim("a", "uid-1", "rail0,rail1")
+    (claims.folder / "fail").write_text("macvlan ADD\nmacvlan DEL\n")
+    code, answer, calls = claims.run("ADD")
+    assert (code, answer["code"], len(calls)) == (1, rdma_claim.FAILED, 1)
+    assert "no address left" in answer["msg"]
+    code, answer, calls = claims.run("DEL")
+    assert (code, [one[1] for one in calls], claims.records) == (0, ["rail1", "rail0"], ["c1.json.ended"])
+    (claims.folder / "fail").write_text("")
+    # With the next pod that ends, whatever it has, and never in that one's namespace.
+    code, answer, calls = claims.run("DEL", "c2", "another")
+    assert (code, [one[:2] for one in calls], claims.records) == (0, [("DEL", "rail1"), ("DEL", "rail0")], [])
+    assert set((claims.folder / "places").read_text().splitlines()) == {"c1 "}
+
+
+@pytest.mark.parametrize(
+    ("networks", "container", "pod", "code"),
+    [
+        ("rail0", "c1", "", 0),
+        ("rail0", "c1", "another", 0),
+        ("rail7", "c1", "uid-1", rdma_claim.INVALID),
+        ("../../etc/x", "c1", "uid-1", rdma_claim.INVALID),
+        ("", "c1", "uid-1", rdma_claim.INVALID),
+        ("rail0", "../c1", "uid-1", rdma_claim.INVALID),
+        ("rail2", "c1", "uid-1", rdma_claim.FAILED),
+    ],
+)
+def test_no_network_and_no_file_for_what_is_none(claims, networks, container, pod, code):
+    claims.network("rail2", {"type": "../bin/macvlan"})
+    claims.claim("a", "uid-1", networks)
+    exited, answer, calls = claims.run("ADD", container, pod)
+    assert (exited, answer.get("code", 0), calls) == (int(code > 0), code, [])
+    assert not list(claims.folder.glob("*.json"))
+
+
+def test_it_says_which_versions_it_speaks(claims):
+    code, answer, _calls = claims.run("VERSION")
+    assert (code, answer["supportedVersions"]) == (0, rdma_claim.VERSIONS)
+    assert claims.run("GC")[1]["code"] == rdma_claim.UNSUPPORTED

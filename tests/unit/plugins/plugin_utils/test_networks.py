@@ -103,6 +103,17 @@ def test_no_two_nodes_hand_out_the_same_address(plan, count):
     assert files == {item["host"]: ["rail0", "rail1"] for item in nodes}
 
 
+@pytest.mark.parametrize("ipam", ["host-local", "nv-ipam"])
+def test_networks_that_claims_bring_have_a_file_on_each_node(plan, ipam):
+    for nodes in ([node(0)], [node(0), node(1)]):
+        made = plan(nodes, in_claims=True, ipam=ipam, components=["nv-ipam"])
+        assert made["findings"] == []
+        assert {host: [*files] for host, files in made["files"].items()} == {
+            item["host"]: ["rail0", "rail1"] for item in nodes
+        }
+    assert [one.id for one in plan([node(0)], in_claims=True, rails=False)["findings"]] == ["networks:claims"]
+
+
 def test_a_limited_run_and_a_node_more_leave_the_blocks_where_they_are(plan):
     nodes = [node(number) for number in range(3)]
     hosts = [item["host"] for item in nodes]

@@ -344,8 +344,12 @@ LISTED = [
 OVERLAP = [{"resourceName": "a", "selectors": {"vendors": ["15b3"]}}, LISTED[1]]
 
 
-def of_device_plugin(bundle=None, **given):
-    known = {**TYPED, **{f"device_plugin_{name}": value for name, value in given.items()}}
+def of_device_plugin(bundle=None, in_claims=False, **given):
+    known = {
+        **TYPED,
+        **{f"device_plugin_{name}": value for name, value in given.items()},
+        "networks_in_claims": in_claims,
+    }
     if bundle:
         known["k3s_bundle_dir"] = "/srv/bundle"
     return roles.findings("device_plugin", known, FACTS, {"all": ["node1"], "k3s_servers": ["node1"]}, bundle)
@@ -362,6 +366,9 @@ def of_device_plugin(bundle=None, **given):
     ({"api": "both", "resources": OVERLAP}, "mlx5_1 in rdma/a and, with api: dra, in rdma/b"),
     ({"api": "dra", "api_server": "10.0.0.1"}, "device_plugin_api_server: 10.0.0.1"),
     ({"api": "dra", "server": "elsewhere"}, "device_plugin_server: elsewhere"),
+    ({"api": "dra", "in_claims": True}, None),
+    ({"in_claims": True}, "networks_in_claims: device_plugin_api: device-plugin"),
+    ({"api": "dra", "mode": "daemonset", "in_claims": True}, "device_plugin_mode: daemonset"),
 ])  # fmt: skip
 def test_entries_for_two_apis(given, words):
     made = [f"{one.object}: {one.seen}" for one in of_device_plugin(**given)]
