@@ -33,10 +33,9 @@ def entry(failure: Failure) -> str:
     return "\n".join([f"## {failure.id}", "", f"{failure.title[0].upper()}{failure.title[1:]}.", "", *lines, ""])
 
 
-def chapter(title: str, pitfalls: list[dict]) -> str:
+def chapter(title: str, pitfalls: list[list[str]]) -> str:
     rows = ["| id | what you see | cause | what the collection does |", "|---|---|---|---|"]
-    for one in pitfalls:
-        rows.append("| " + " | ".join(one[key].replace("|", "\\|") for key in ("id", "sign", "cause", "fix")) + " |")
+    rows += ["| " + " | ".join(cell.replace("|", "\\|") for cell in pitfall) + " |" for pitfall in pitfalls]
     return "\n".join([f"### {title}", "", *rows, ""])
 
 
