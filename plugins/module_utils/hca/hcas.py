@@ -43,9 +43,9 @@ def hcas(
         if hca:
             found.append(hca)
     taken = {hca["pci"]["address"] for hca in found if hca["pci"]}
+    free = [address for address in functions if address not in taken]
     for hca in found:
         owners, overhead = hca.pop("_owners"), hca.pop("_overhead")
-        free = [address for address in functions if address not in taken]
         _join_bond(tree, network, hca, free)
         hca["bonded_functions"] += [address for address in _secondaries(tree, hca) if address in free]
         hca["netdevs"].sort(key=lambda netdev: natural(netdev["name"]))
@@ -281,18 +281,18 @@ def place(tree: Tree, found: list[dict[str, Any]], gpus: list[dict[str, Any]]) -
 
     These are the nearest GPUs (nearest class only) and every other PCI HCA.
     """
-    distances = topology.Topology(tree)
+    distances = tree.once(topology.Topology)
     for function in (*gpus, *(hca["pci"] for hca in found if hca["pci"])):
         function["path"] = list(distances.chain(function["address"]))
     addresses = [gpu["address"] for gpu in gpus]
     hardware = [hca for hca in found if hca["pci"]]
-    for hca in hardware:
+    for at, hca in enumerate(hardware, 1):
         here = hca["pci"]["address"]
         hca["nearest_gpus"] = distances.nearest(here, addresses)
-        for other in hardware:
-            far = None if other is hca else distances.distance(here, other["pci"]["address"])
+        for other in hardware[at:]:
+            far = distances.distance(here, other["pci"]["address"])
             if far:
-                hca["nic_distances"][other["name"]] = far
+                hca["nic_distances"][other["name"]] = other["nic_distances"][hca["name"]] = far
 
 
 def cards_without_rdma(
@@ -310,7 +310,7 @@ def cards_without_rdma(
     modules: names -> `modules.state`.
     """
     tree = tree.snapshot()
-    places = topology.Topology(tree)
+    places = tree.once(topology.Topology)
     taken = {hca["pci"]["address"] for hca in found if hca["pci"]}
     taken.update(address for hca in found for address in hca["bonded_functions"])
     cards = []

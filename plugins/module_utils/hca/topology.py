@@ -12,6 +12,7 @@ the parent directory of what hangs below it. NCCL's path types follow the same r
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from typing import Optional
@@ -46,29 +47,21 @@ class Topology:
         left, right = self.chain(one), self.chain(other)
         if not left or not right:
             return None
-        shared = 0
-        for mine, its in zip(left, right):
-            if mine != its:
-                break
-            shared += 1
-        if shared > 1:
-            # They meet at a bridge. Below a switch's upstream port each side has its own downstream port, and that
-            # pair belongs to the one switch; anything longer is a second switch on the way.
-            below = max(len(left), len(right)) - shared - 1
-            return "PIX" if below <= 1 else "PXB"
+        if left[0] != right[0]:
+            return "NODE" if self._same_node(one, other) else "SYS"
+        shared = len(os.path.commonprefix([left, right]))
         if shared == 1:
             return "PHB"
-        return "NODE" if self._same_node(one, other) else "SYS"
+        # They meet at a bridge. Below a switch's upstream port each side has its own downstream port, and that pair
+        # belongs to the one switch; anything longer is a second switch on the way.
+        return "PIX" if max(len(left), len(right)) - shared <= 2 else "PXB"
 
     def nearest(self, address: str, others: Iterable[str]) -> list[dict[str, str]]:
         """Those of `others` in the nearest distance class, in PCI order: [{address, distance}]."""
-        found: dict[str, list[str]] = {}
-        for other in others:
-            far = self.distance(address, other)
-            if far:
-                found.setdefault(far, []).append(other)
-        best = next((far for far in CLASSES if far in found), None)
-        return [{"address": other, "distance": best} for other in sorted(found[best], key=pci.order)] if best else []
+        far = {other: self.distance(address, other) for other in others}
+        best = next((distance for distance in CLASSES if distance in far.values()), None)
+        near = [other for other in far if best and far[other] == best]
+        return [{"address": other, "distance": best} for other in sorted(near, key=pci.order)]
 
     def numa_node(self, address: str) -> int:
         node = self._nodes.get(address)
