@@ -71,7 +71,7 @@ def classes(tree: Tree) -> dict[str, str]:
     """{address: class such as `0x020700`} of every PCI function, in address order."""
     found = {}
     for address in sorted(filter(ADDRESS.match, tree.listdir(paths.PCI)), key=order):
-        code = tree.attributes(f"{paths.PCI}/{address}", ("class",))["class"]
+        code = tree.read(f"{paths.PCI}/{address}/class")
         if code:
             found[address] = code
     return found
@@ -94,8 +94,8 @@ def slot(address: str) -> str:
 
 def kind(tree: Tree, address: str) -> str:
     """`15b3:1021`: vendor and device."""
-    value = tree.attributes(f"{paths.PCI}/{address}", ("vendor", "device"))
-    return f"{hexadecimal(value['vendor'])}:{hexadecimal(value['device'])}"
+    base = f"{paths.PCI}/{address}"
+    return f"{hexadecimal(tree.read(f'{base}/vendor'))}:{hexadecimal(tree.read(f'{base}/device'))}"
 
 
 def driver(tree: Tree, address: str) -> Optional[str]:

@@ -87,7 +87,9 @@ class Tree:
             os.close(fd)
 
     def attributes(self, directory: str, names: Sequence[str]) -> dict[str, Optional[str]]:
-        """Several files of one directory as {name: what `read` would give}, by one path walk for all of them."""
+        """Several files of one directory as {name: what `read` would give}, by one path walk where they are many."""
+        if len(names) < 4:
+            return {name: self.read(f"{directory}/{name}") for name in names}
         if self._record:
             for name in names:
                 self._record("read", f"{directory}/{name}")
@@ -108,7 +110,7 @@ class Tree:
                         found[name] = self.read(f"{directory}/{name}")
                     continue
                 try:
-                    found[name] = os.read(fd, 65536).decode("utf-8", "replace").strip()
+                    found[name] = os.read(fd, 4096).decode("utf-8", "replace").strip()
                 except OSError:
                     pass  # unreadable right now (EINVAL, ENODEV, …): the same None as an absent one
                 finally:
