@@ -97,7 +97,7 @@ def gather(
                 facts["shared_subnets"] = subnets.shared(tree, seams, found, numbered)
                 facts["qos"] = dcb.state(tree, seams.qos, found, numbered)
             if "gpudirect" in wanted:
-                facts["pcie"] = pcie.state(tree, numbered, gpus, kernel)
+                facts["pcie"] = pcie.state(tree, numbered, gpus, kernel, functions)
                 facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, facts["pcie"], seams)
                 facts["gpu_initiated"] = gpu_initiated.state(tree, gpus, lines)
     if wanted & {"gpus", "pci"}:

@@ -281,7 +281,7 @@ def place(tree: Tree, found: list[dict[str, Any]], gpus: list[dict[str, Any]]) -
 
     These are the nearest GPUs (nearest class only) and every other PCI HCA.
     """
-    distances = tree.once(topology.Topology)
+    distances = topology.Topology(tree)
     for function in (*gpus, *(hca["pci"] for hca in found if hca["pci"])):
         function["path"] = list(distances.chain(function["address"]))
     addresses = [gpu["address"] for gpu in gpus]
@@ -310,7 +310,7 @@ def cards_without_rdma(
     modules: names -> `modules.state`.
     """
     tree = tree.snapshot()
-    places = tree.once(topology.Topology)
+    places = topology.Topology(tree)
     taken = {hca["pci"]["address"] for hca in found if hca["pci"]}
     taken.update(address for hca in found for address in hca["bonded_functions"])
     cards = []

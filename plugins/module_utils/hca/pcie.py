@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections.abc import Collection
 from typing import Any, NamedTuple, Optional
 
 from . import paths, pci, pcie_path
@@ -163,21 +164,29 @@ def options(text: str) -> dict[str, str]:
     return dict(_OPTION.findall(text))
 
 
-def state(tree: Tree, rails: list[dict[str, Any]], gpus: list[dict[str, Any]], kernel: Optional[str]) -> dict[str, Any]:
+def state(
+    tree: Tree,
+    rails: list[dict[str, Any]],
+    gpus: list[dict[str, Any]],
+    kernel: Optional[str],
+    classes: Collection[str],
+) -> dict[str, Any]:
     """{paths, functions, iommu, kernel_config, loader} of the pairs of a rail's HCA and its GPU.
 
     paths: [{rail, hca, gpu, function, meets, gpu_side, function_side, root_port, group_shared, and what
     `pcie_path.judge` says}]; the sides list the bridges below the place where the two meet, from the top.
+    classes: `pci.classes`.
     """
     tree = tree.snapshot()
-    where = tree.once(Topology)
+    where = Topology(tree)
     there = {gpu["address"] for gpu in gpus}
     found = [_path(where, rail) for rail in rails if rail["gpu"] in there and rail["pci"]]
     functions: dict[str, dict[str, Any]] = {}
     for path in found:
-        for address in (path["root_port"], path["meets"], *path["gpu_side"], *path["function_side"], path["gpu"]):
-            _add(tree, functions, address)
-        _add(tree, functions, path["function"])
+        ends = path["gpu"], path["function"]
+        for address in (path["root_port"], path["meets"], *path["gpu_side"], *path["function_side"], *ends):
+            if address in classes and address not in functions:
+                functions[address] = _placed(tree, address)
     guest = bool(_GUEST.match(tree.read("/sys/class/dmi/id/product_name") or ""))
     direct = any(path["data_direct"] for path in found)
     passed_on = _passed_on(tree, where) if found else set()
@@ -194,12 +203,11 @@ def state(tree: Tree, rails: list[dict[str, Any]], gpus: list[dict[str, Any]], k
     }
 
 
-def _add(tree: Tree, functions: dict[str, dict[str, Any]], address: Optional[str]) -> None:
+def _placed(tree: Tree, address: str) -> dict[str, Any]:
+    """What `function` says, with the function's id and IOMMU group."""
     base = f"{paths.PCI}/{address}"
-    if address in functions or not pci.ADDRESS.match(address or "") or tree.readlink(base) is None:
-        return
     group = tree.target(f"{base}/iommu_group")
-    functions[address] = {
+    return {
         "id": pci.kind(tree, address),
         **function(tree.read_bytes(f"{base}/config")),
         "iommu_group": group,

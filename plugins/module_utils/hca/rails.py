@@ -51,7 +51,7 @@ class Bus:
 
     def __init__(self, tree: Tree, functions: Optional[dict[str, str]] = None):
         self.tree = tree
-        self.where = tree.once(Topology)
+        self.where = Topology(tree)
         self.functions = pci.classes(tree) if functions is None else functions
         self._direct = roots.data_direct_functions(tree, self.functions)
 

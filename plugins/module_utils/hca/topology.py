@@ -24,12 +24,17 @@ CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 _HOST_BRIDGE = re.compile(r"^pci[0-9a-f]{4,}:[0-9a-f]{2}$")
 
 
+def _chains(_tree: Tree) -> dict[str, tuple[str, ...]]:
+    """What `Topology.chain` has looked up in a tree so far."""
+    return {}
+
+
 class Topology:
     """Distances on one node; each function's place in the tree is looked up once."""
 
     def __init__(self, tree: Tree):
         self._tree = tree.snapshot()
-        self._chains: dict[str, tuple[str, ...]] = {}
+        self._chains = self._tree.once(_chains)
         self._nodes: dict[str, int] = {}
         self._single: Optional[bool] = None
 

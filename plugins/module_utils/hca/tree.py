@@ -178,8 +178,7 @@ class Tree:
             self._record("link", path)
         try:
             return os.readlink(self._beside(path))
-        except (OSError, ValueError) as error:
-            _unreadable(error)
+        except (OSError, ValueError):
             return None
 
     def stat(self, path: str) -> Optional[os.stat_result]:
@@ -190,9 +189,8 @@ class Tree:
             status = os.lstat(self._beside(path))
             if (status.st_mode & 0o170000) != 0o120000:
                 return status
-            return os.stat(path) if self.live else os.lstat(self._prefix + self._resolve(path, [_LINKS_MAX]))
-        except (OSError, ValueError) as error:
-            _unreadable(error)
+            return os.stat(path) if self.live else os.lstat(self._inside(path))
+        except (OSError, ValueError):
             return None
 
     # What follows is built from the above.
@@ -223,8 +221,7 @@ class Tree:
         """The path with every symbolic link resolved, inside the root. A missing rest is kept as it is."""
         try:
             return self._resolve(path, [_LINKS_MAX])
-        except (OSError, ValueError) as error:  # a symlink loop
-            _unreadable(error)
+        except OSError:  # a symlink loop
             return path
 
     def target(self, path: str) -> Optional[str]:
@@ -270,8 +267,7 @@ class Tree:
         here = f"{parent}/{name}"
         try:
             link = os.readlink(self._prefix + here)
-        except (OSError, ValueError) as error:
-            _unreadable(error)
+        except (OSError, ValueError):
             return here
         budget[0] -= 1
         if budget[0] < 0:
