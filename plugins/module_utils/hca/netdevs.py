@@ -26,17 +26,8 @@ IB_MTUS = (4096, 2048, 1024, 512, 256)
 _REPRESENTOR = re.compile(r"^([cp]\d+)?pf\d+((vfr?|sf)\d+)?$")
 _MAC = re.compile(r"[0-9a-fA-F:]*\Z")
 _ATTRIBUTES = (
-    "address",
-    "mtu",
-    "type",
-    "operstate",
-    "carrier",
-    "speed",
-    "phys_port_name",
-    "dev_port",
-    "dev_id",
-    "parent",
-)
+    "address", "mtu", "type", "operstate", "carrier", "speed", "phys_port_name", "dev_port", "dev_id", "parent",
+)  # fmt: skip
 
 
 def ib_mtu(mtu: Optional[int], overhead: int = ROCE_OVERHEAD) -> Optional[int]:

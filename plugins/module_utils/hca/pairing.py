@@ -99,7 +99,7 @@ def _seats(where: Topology, cards: dict[str, str], domains: list[_Domain]) -> li
 
 
 def _usual(domains: list[_Domain]) -> _Domain:
-    """One with as many cards for each GPU as most have; where as many differ, that with most members: it lacks nothing."""
+    """One with as many cards a GPU as most have; where as many differ, that with most members: it lacks nothing."""
     ratios = Counter(len(one.cards) / len(one.gpus) for one in domains)
     return max(domains, key=lambda one: (ratios[len(one.cards) / len(one.gpus)], len(one.cards + one.gpus)))
 

@@ -152,16 +152,9 @@ def _numa(text: Optional[str]) -> int:
 
 _IDENTITY = ("vendor", "device", "numa_node", "local_cpulist")
 _FUNCTION = (
-    *_IDENTITY,
-    "subsystem_vendor",
-    "subsystem_device",
-    "current_link_speed",
-    "current_link_width",
-    "max_link_speed",
-    "max_link_width",
-    "sriov_totalvfs",
-    "sriov_numvfs",
-)
+    *_IDENTITY, "subsystem_vendor", "subsystem_device", "current_link_speed", "current_link_width", "max_link_speed",
+    "max_link_width", "sriov_totalvfs", "sriov_numvfs",
+)  # fmt: skip
 
 
 def function(tree: Tree, address: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ which the kernel shows 64 bytes to users without CAP_SYS_ADMIN, and 256 where ex
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections.abc import Collection
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 from . import paths, pci, pcie_path
 from .text import is_unknown, unknown
-from .topology import Topology
+from .topology import Topology, shared_places
 from .tree import Tree
 
 # Ports by their type in the PCI Express capability.
@@ -219,7 +218,7 @@ def _path(where: Topology, rail: dict[str, Any]) -> dict[str, Any]:
     """Where a rail's function and its GPU meet. With Data Direct the way of that function counts."""
     address = rail["data_direct"] or rail["pci"]
     left, right = where.chain(rail["gpu"]), () if is_unknown(address) else where.chain(address)
-    shared = len(os.path.commonprefix([left, right]))
+    shared = shared_places(left, right)
     return {
         "rail": rail["index"],
         "hca": rail["hca"],

@@ -12,7 +12,6 @@ the parent directory of what hangs below it. NCCL's path types follow the same r
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from typing import Optional
@@ -54,7 +53,7 @@ class Topology:
             return None
         if left[0] != right[0]:
             return "NODE" if self._same_node(one, other) else "SYS"
-        shared = len(os.path.commonprefix([left, right]))
+        shared = shared_places(left, right)
         if shared == 1:
             return "PHB"
         # They meet at a bridge. Below a switch's upstream port each side has its own downstream port, and that pair
@@ -93,6 +92,11 @@ class Topology:
             online = self._tree.read("/sys/devices/system/node/online")
             self._single = online is None or online.isdecimal()
         return self._single
+
+
+def shared_places(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """How many places two chains have in common, from the root down."""
+    return next((at for at, (mine, its) in enumerate(zip(one, other)) if mine != its), min(len(one), len(other)))
 
 
 def distance(tree: Tree, one: str, other: str) -> Optional[str]:
