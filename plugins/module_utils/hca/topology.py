@@ -97,8 +97,3 @@ class Topology:
 def shared_places(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     """How many places two chains have in common, from the root down."""
     return next((at for at, (mine, its) in enumerate(zip(one, other)) if mine != its), min(len(one), len(other)))
-
-
-def distance(tree: Tree, one: str, other: str) -> Optional[str]:
-    """Distance class of two PCI addresses, for a single question; see Topology for many."""
-    return Topology(tree).distance(one, other)
