@@ -270,11 +270,14 @@ class Tree:
         except (OSError, ValueError):
             return here
         budget[0] -= 1
-        if budget[0] < 0:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), here)
         while link.startswith("../"):
             parent, link = parent.rpartition("/")[0], link[3:]
-        return self._resolve(link if link[:1] == "/" else f"{parent}/{link}", budget)
+        try:
+            if budget[0] >= 0:
+                return self._resolve(link if link[:1] == "/" else f"{parent}/{link}", budget)
+        except RecursionError:  # a target of many hundred components
+            pass
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), here)
 
 
 class Snapshot(Tree):
