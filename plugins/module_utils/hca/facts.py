@@ -97,7 +97,7 @@ def gather(
                 facts["shared_subnets"] = subnets.shared(tree, seams, found, numbered)
                 facts["qos"] = dcb.state(tree, seams.qos, found, numbered)
             if "gpudirect" in wanted:
-                facts["pcie"] = pcie.state(tree, numbered, gpus, kernel)
+                facts["pcie"] = pcie.state(tree, numbered, gpus, kernel, functions)
                 facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, facts["pcie"], seams)
                 facts["gpu_initiated"] = gpu_initiated.state(tree, gpus, lines)
     if wanted & {"gpus", "pci"}:
@@ -129,8 +129,8 @@ def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
     found = {}
     for path in sorted(candidates):
         data = tree.read_bytes(path)
-        mode = tree.mode(path)
-        if data is not None and mode is not None:
+        mode = None if data is None else tree.mode(path)
+        if mode is not None:
             # Unstripped: comparing it with the wanted content needs every byte.
             found[path] = {"mode": f"{mode:04o}", "content": data.decode("utf-8", "replace")}
     return found

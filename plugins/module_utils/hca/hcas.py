@@ -43,9 +43,9 @@ def hcas(
         if hca:
             found.append(hca)
     taken = {hca["pci"]["address"] for hca in found if hca["pci"]}
+    free = [address for address in functions if address not in taken]
     for hca in found:
         owners, overhead = hca.pop("_owners"), hca.pop("_overhead")
-        free = [address for address in functions if address not in taken]
         _join_bond(tree, network, hca, free)
         hca["bonded_functions"] += [address for address in _secondaries(tree, hca) if address in free]
         hca["netdevs"].sort(key=lambda netdev: natural(netdev["name"]))
@@ -83,14 +83,10 @@ def _character_devices(tree: Tree) -> dict[str, dict[str, Any]]:
 def _where(tree: Tree, name: str) -> tuple[Optional[str], str, Optional[str]]:
     """(PCI address, directory of the parent device, auxiliary device) of an HCA.
 
-    rxe and siw have no `device` link and live below /sys/devices/virtual. A sub-function's parent is a device on the
-    auxiliary bus, which lies below its PCI function.
+    rxe and siw live below /sys/devices/virtual. A sub-function's parent is a device on the auxiliary bus, which lies
+    below its PCI function.
     """
-    base = f"{paths.INFINIBAND}/{name}"
-    if tree.readlink(f"{base}/device"):
-        parent = tree.realpath(f"{base}/device")
-    else:
-        parent = tree.realpath(base).rpartition("/infiniband/")[0]
+    parent = tree.realpath(f"{paths.INFINIBAND}/{name}").rpartition("/infiniband/")[0]
     address, below = pci.above(parent)
     return address, parent, below[0] if below else None
 
@@ -109,8 +105,8 @@ def _hca(
     role = None
     if function:
         role = "sf" if auxiliary and ".sf." in auxiliary else "vf" if function["physfn"] else "pf"
-    tables = {number: _gids(tree, f"{base}/ports/{number}") if with_gids else [] for number in numbers}
-    owners = {number: _gid_netdev(tree, f"{base}/ports/{number}", tables[number]) for number in numbers}
+    ports = [_port(tree, f"{base}/ports/{number}", number, with_gids) for number in numbers]
+    owners = {port["number"]: _gid_netdev(tree, f"{base}/ports/{port['number']}", port) for port in ports}
     netdevs, representors = _netdevs(tree, network, name, parent if function else None, numbers, owners, node_guid)
     overhead = _overhead(function, node_type, rxe=not function and bool(tree.read(f"{base}/parent")))
     return {
@@ -130,7 +126,7 @@ def _hca(
         "netdevs": netdevs,
         "representors": representors,
         "bonded_functions": [],
-        "ports": [_port(tree, f"{base}/ports/{number}", number, tables[number]) for number in numbers],
+        "ports": ports,
         "nearest_gpus": [],
         "nic_distances": {},
         "_owners": owners,
@@ -146,21 +142,23 @@ def _overhead(function: Optional[dict[str, Any]], node_type: Optional[str], rxe:
     return RXE_OVERHEAD if rxe else ROCE_OVERHEAD
 
 
-def _gids(tree: Tree, port: str) -> list[dict[str, Any]]:
-    """[{index, gid, type, netdev}] of the slots in use; type and netdev of an empty slot would answer EINVAL."""
+def _gids(tree: Tree, port: str, link_layer: Optional[str]) -> list[dict[str, Any]]:
+    """[{index, gid, type, netdev}] of the slots in use; what the others, and InfiniBand's netdevs, answer is EINVAL."""
     table = tree.slots(f"{port}/gids", _ZERO_GID)
     used = [str(index) for index, _gid in table]
-    types, netdevs = (tree.attributes(f"{port}/gid_attrs/{kind}", used) for kind in ("types", "ndevs"))
+    types = tree.attributes(f"{port}/gid_attrs/types", used)
+    netdevs = tree.attributes(f"{port}/gid_attrs/ndevs", used) if link_layer != "InfiniBand" else {}
     return [
-        {"index": index, "gid": gid, "type": types[str(index)], "netdev": netdevs[str(index)]} for index, gid in table
+        {"index": index, "gid": gid, "type": types[str(index)], "netdev": netdevs.get(str(index))}
+        for index, gid in table
     ]
 
 
-def _gid_netdev(tree: Tree, port: str, table: list[dict[str, Any]]) -> Optional[str]:
+def _gid_netdev(tree: Tree, base: str, port: dict[str, Any]) -> Optional[str]:
     """The netdev that the port's first GID belongs to: the port's own, or the bond above it."""
-    if table:
-        return next((gid["netdev"] for gid in table if gid["netdev"]), None)
-    return tree.read(f"{port}/gid_attrs/ndevs/0") or None
+    if port["gids"] or port["link_layer"] == "InfiniBand":
+        return next((gid["netdev"] for gid in port["gids"] if gid["netdev"]), None)
+    return tree.read(f"{base}/gid_attrs/ndevs/0") or None
 
 
 def _netdevs(
@@ -205,7 +203,7 @@ def _mac(guid: Optional[str]) -> str:
     return ":".join(f"{byte:02x}" for byte in bytes([raw[0] ^ 2]) + raw[1:])
 
 
-def _port(tree: Tree, port: str, number: int, gids: list[dict[str, Any]]) -> dict[str, Any]:
+def _port(tree: Tree, port: str, number: int, with_gids: bool) -> dict[str, Any]:
     value = tree.attributes(port, _PORT)
     rate = value["rate"]
     matched = _RATE.match(rate or "")
@@ -221,7 +219,7 @@ def _port(tree: Tree, port: str, number: int, gids: list[dict[str, Any]]) -> dic
         "active_mtu": NEEDS_VERBS,
         "max_mtu": NEEDS_VERBS,
         "netdev": None,
-        "gids": gids,
+        "gids": _gids(tree, port, value["link_layer"]) if with_gids else [],
     }
 
 
@@ -286,13 +284,13 @@ def place(tree: Tree, found: list[dict[str, Any]], gpus: list[dict[str, Any]]) -
         function["path"] = list(distances.chain(function["address"]))
     addresses = [gpu["address"] for gpu in gpus]
     hardware = [hca for hca in found if hca["pci"]]
-    for hca in hardware:
+    for at, hca in enumerate(hardware, 1):
         here = hca["pci"]["address"]
         hca["nearest_gpus"] = distances.nearest(here, addresses)
-        for other in hardware:
-            far = None if other is hca else distances.distance(here, other["pci"]["address"])
+        for other in hardware[at:]:
+            far = distances.distance(here, other["pci"]["address"])
             if far:
-                hca["nic_distances"][other["name"]] = far
+                hca["nic_distances"][other["name"]] = other["nic_distances"][hca["name"]] = far
 
 
 def cards_without_rdma(

@@ -8,10 +8,8 @@ card leaves an empty seat, and a card whose GPU is missing keeps its own.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Collection
-from fractions import Fraction
 from typing import NamedTuple, Optional
 
 from . import pci
@@ -78,13 +76,13 @@ def _domain(where: Topology, level: int, address: str) -> tuple:
 
 
 def _seats(where: Topology, cards: dict[str, str], domains: list[_Domain]) -> list[tuple[Optional[str], Optional[str]]]:
-    ratio = _ratio([one for one in domains if one.gpus and one.cards])
+    usual = _usual([one for one in domains if one.gpus and one.cards])
     planned = []
     for gpus, mine in domains:
         ends = {cards[card]: card for card in mine}
         order = sorted(ends, key=lambda end: (_nearest(where, end, gpus), pci.order(end)))
-        wide = max(len(mine), math.ceil(ratio * len(gpus)))
-        planned.append((gpus, order, wide, max(len(gpus), math.ceil(wide / ratio)), ends))
+        wide = max(len(mine), _share(len(gpus), usual.cards, usual.gpus))
+        planned.append((gpus, order, wide, max(len(gpus), _share(wide, usual.gpus, usual.cards)), ends))
     planned.sort(key=lambda row: pci.order((row[0] or row[1])[0]))
     whole = [row for row in planned if row[0] and len(row[1]) == row[2] and len(row[0]) == row[3]]
     seats: list[tuple[Optional[str], Optional[str]]] = []
@@ -100,17 +98,22 @@ def _seats(where: Topology, cards: dict[str, str], domains: list[_Domain]) -> li
     return seats
 
 
-def _ratio(domains: list[_Domain]) -> Fraction:
-    """Cards for each GPU in most domains; where as many differ, in the one with most members: it lacks nothing."""
-    ratios = Counter(Fraction(len(one.cards), len(one.gpus)) for one in domains)
-    largest = max(domains, key=lambda one: (ratios[Fraction(len(one.cards), len(one.gpus))], len(one.cards + one.gpus)))
-    return Fraction(len(largest.cards), len(largest.gpus))
+def _usual(domains: list[_Domain]) -> _Domain:
+    """One with as many cards a GPU as most have; where as many differ, that with most members: it lacks nothing."""
+    ratios = Counter(len(one.cards) / len(one.gpus) for one in domains)
+    return max(domains, key=lambda one: (ratios[len(one.cards) / len(one.gpus)], len(one.cards + one.gpus)))
+
+
+def _share(count: int, some: list[str], others: list[str]) -> int:
+    """How many of some belong to a count of others, rounded up."""
+    return -(-count * len(some) // len(others))
 
 
 def _nearest(where: Topology, card: str, gpus: list[str]) -> float:
     """The mean position of the GPUs nearest to a card: puts cards in the order of their GPUs."""
     far = [CLASSES.index(where.distance(gpu, card) or CLASSES[-1]) for gpu in gpus]
-    near = [position for position, distance in enumerate(far) if distance == min(far)]
+    nearest = min(far, default=None)
+    near = [position for position, distance in enumerate(far) if distance == nearest]
     return sum(near) / len(near) if near else 0
 
 

@@ -71,7 +71,7 @@ def classes(tree: Tree) -> dict[str, str]:
     """{address: class such as `0x020700`} of every PCI function, in address order."""
     found = {}
     for address in sorted(filter(ADDRESS.match, tree.listdir(paths.PCI)), key=order):
-        code = tree.attributes(f"{paths.PCI}/{address}", ("class",))["class"]
+        code = tree.read(f"{paths.PCI}/{address}/class")
         if code:
             found[address] = code
     return found
@@ -94,8 +94,8 @@ def slot(address: str) -> str:
 
 def kind(tree: Tree, address: str) -> str:
     """`15b3:1021`: vendor and device."""
-    value = tree.attributes(f"{paths.PCI}/{address}", ("vendor", "device"))
-    return f"{hexadecimal(value['vendor'])}:{hexadecimal(value['device'])}"
+    base = f"{paths.PCI}/{address}"
+    return f"{hexadecimal(tree.read(f'{base}/vendor'))}:{hexadecimal(tree.read(f'{base}/device'))}"
 
 
 def driver(tree: Tree, address: str) -> Optional[str]:
@@ -152,14 +152,9 @@ def _numa(text: Optional[str]) -> int:
 
 _IDENTITY = ("vendor", "device", "numa_node", "local_cpulist")
 _FUNCTION = (
-    *_IDENTITY,
-    "subsystem_vendor",
-    "subsystem_device",
-    "current_link_speed",
-    "current_link_width",
-    "max_link_speed",
-    "max_link_width",
-)
+    *_IDENTITY, "subsystem_vendor", "subsystem_device", "current_link_speed", "current_link_width", "max_link_speed",
+    "max_link_width", "sriov_totalvfs", "sriov_numvfs",
+)  # fmt: skip
 
 
 def function(tree: Tree, address: str) -> dict[str, Any]:
@@ -169,15 +164,15 @@ def function(tree: Tree, address: str) -> dict[str, Any]:
     function has no SR-IOV.
     """
     base = f"{paths.PCI}/{address}"
-    names = tree.listdir(base)
-    able = ("sriov_totalvfs", "sriov_numvfs") if "sriov_totalvfs" in names else ()
-    value = tree.attributes(base, (*_FUNCTION, *able))
+    value = tree.attributes(base, _FUNCTION)
     vendor, device = hexadecimal(value["vendor"]), hexadecimal(value["device"])
-    physfn = tree.target(f"{base}/physfn") if "physfn" in names else None
+    physfn = tree.target(f"{base}/physfn")
     named = model(vendor, device)
     if physfn:
         # One id serves the VFs of every recent ConnectX; the PF knows which card it is.
         named = MODELS.get(f"{vendor}:{hexadecimal(tree.read(f'{paths.PCI}/{physfn}/device'))}", named)
+    enabled = integer(value["sriov_numvfs"]) or 0
+    names = tree.listdir(base) if enabled else []
     virtual = [tree.target(f"{base}/{name}") for name in names if name.startswith("virtfn")]
     return {
         "address": address,
@@ -186,7 +181,7 @@ def function(tree: Tree, address: str) -> dict[str, Any]:
         "subsystem_vendor": hexadecimal(value["subsystem_vendor"]),
         "subsystem_device": hexadecimal(value["subsystem_device"]),
         "model": named,
-        "driver": driver(tree, address) if "driver" in names else None,
+        "driver": driver(tree, address),
         "numa_node": _numa(value["numa_node"]),
         "local_cpus": value["local_cpulist"] or None,
         "link": {
@@ -195,11 +190,8 @@ def function(tree: Tree, address: str) -> dict[str, Any]:
             "max_speed_gts": _speed(value["max_link_speed"]),
             "max_width": integer(value["max_link_width"]),
         },
-        "iommu_group": tree.target(f"{base}/iommu_group") if "iommu_group" in names else None,
-        "sriov": {
-            "total": integer(value.get("sriov_totalvfs")) or 0,
-            "enabled": integer(value.get("sriov_numvfs")) or 0,
-        },
+        "iommu_group": tree.target(f"{base}/iommu_group"),
+        "sriov": {"total": integer(value["sriov_totalvfs"]) or 0, "enabled": enabled},
         "physfn": physfn,
         "virtfns": sorted((name for name in virtual if name), key=order),
     }

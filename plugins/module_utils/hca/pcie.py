@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Collection
 from typing import Any, NamedTuple, Optional
 
 from . import paths, pci, pcie_path
-from .rails import Bus
 from .text import is_unknown, unknown
+from .topology import Topology, shared_places
 from .tree import Tree
 
 # Ports by their type in the PCI Express capability.
@@ -162,24 +163,32 @@ def options(text: str) -> dict[str, str]:
     return dict(_OPTION.findall(text))
 
 
-def state(tree: Tree, rails: list[dict[str, Any]], gpus: list[dict[str, Any]], kernel: Optional[str]) -> dict[str, Any]:
+def state(
+    tree: Tree,
+    rails: list[dict[str, Any]],
+    gpus: list[dict[str, Any]],
+    kernel: Optional[str],
+    classes: Collection[str],
+) -> dict[str, Any]:
     """{paths, functions, iommu, kernel_config, loader} of the pairs of a rail's HCA and its GPU.
 
     paths: [{rail, hca, gpu, function, meets, gpu_side, function_side, root_port, group_shared, and what
     `pcie_path.judge` says}]; the sides list the bridges below the place where the two meet, from the top.
+    classes: `pci.classes`.
     """
     tree = tree.snapshot()
-    bus = Bus(tree, {})
+    where = Topology(tree)
     there = {gpu["address"] for gpu in gpus}
-    found = [_path(bus, rail) for rail in rails if rail["gpu"] in there and rail["pci"]]
+    found = [_path(where, rail) for rail in rails if rail["gpu"] in there and rail["pci"]]
     functions: dict[str, dict[str, Any]] = {}
     for path in found:
-        for address in (path["root_port"], path["meets"], *path["gpu_side"], *path["function_side"], path["gpu"]):
-            _add(tree, functions, address)
-        _add(tree, functions, path["function"])
+        ends = path["gpu"], path["function"]
+        for address in (path["root_port"], path["meets"], *path["gpu_side"], *path["function_side"], *ends):
+            if address in classes and address not in functions:
+                functions[address] = _placed(tree, address)
     guest = bool(_GUEST.match(tree.read("/sys/class/dmi/id/product_name") or ""))
     direct = any(path["data_direct"] for path in found)
-    passed_on = _passed_on(tree, bus) if found else set()
+    passed_on = _passed_on(tree, where) if found else set()
     for path in found:
         groups = {functions[path[key]]["iommu_group"] for key in ("gpu", "function") if path[key] in functions}
         path["group_shared"] = len(groups) == 1 and None not in groups
@@ -193,12 +202,11 @@ def state(tree: Tree, rails: list[dict[str, Any]], gpus: list[dict[str, Any]], k
     }
 
 
-def _add(tree: Tree, functions: dict[str, dict[str, Any]], address: Optional[str]) -> None:
+def _placed(tree: Tree, address: str) -> dict[str, Any]:
+    """What `function` says, with the function's id and IOMMU group."""
     base = f"{paths.PCI}/{address}"
-    if address in functions or not pci.ADDRESS.match(address or "") or tree.readlink(base) is None:
-        return
     group = tree.target(f"{base}/iommu_group")
-    functions[address] = {
+    return {
         "id": pci.kind(tree, address),
         **function(tree.read_bytes(f"{base}/config")),
         "iommu_group": group,
@@ -206,11 +214,11 @@ def _add(tree: Tree, functions: dict[str, dict[str, Any]], address: Optional[str
     }
 
 
-def _path(bus: Bus, rail: dict[str, Any]) -> dict[str, Any]:
+def _path(where: Topology, rail: dict[str, Any]) -> dict[str, Any]:
     """Where a rail's function and its GPU meet. With Data Direct the way of that function counts."""
     address = rail["data_direct"] or rail["pci"]
-    left, right = bus.chain(rail["gpu"]), () if is_unknown(address) else bus.chain(address)
-    shared = next((at for at, (one, other) in enumerate(zip(left, right)) if one != other), min(len(left), len(right)))
+    left, right = where.chain(rail["gpu"]), () if is_unknown(address) else where.chain(address)
+    shared = shared_places(left, right)
     return {
         "rail": rail["index"],
         "hca": rail["hca"],
@@ -224,11 +232,11 @@ def _path(bus: Bus, rail: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _passed_on(tree: Tree, bus: Bus) -> set[str]:
+def _passed_on(tree: Tree, where: Topology) -> set[str]:
     """Root ports above functions that are given to virtual machines or to user space."""
     drivers = [name for name in tree.listdir(_DRIVERS) if name in pci.PASSED_ON or "vfio" in name]
     given = [name for driver in drivers for name in tree.listdir(f"{_DRIVERS}/{driver}") if pci.ADDRESS.match(name)]
-    return {chain[1] for chain in map(bus.chain, given) if len(chain) > 2}
+    return {chain[1] for chain in map(where.chain, given) if len(chain) > 2}
 
 
 def kernel_config(tree: Tree, kernel: Optional[str]) -> Any:

@@ -46,12 +46,12 @@ class Place(NamedTuple):
         return bool(self.lack) and self.lack.code == "management"
 
 
-class Bus(Topology):
+class Bus:
     """The functions on PCI and where they are. functions: `pci.classes`."""
 
     def __init__(self, tree: Tree, functions: Optional[dict[str, str]] = None):
-        super().__init__(tree)
         self.tree = tree
+        self.where = Topology(tree)
         self.functions = pci.classes(tree) if functions is None else functions
         self._direct = roots.data_direct_functions(tree, self.functions)
 
@@ -155,12 +155,12 @@ def _named(
             seen = f"{len(ports)} ports have it; name the port too" if ports else "no HCA port has it"
             missing.append(_no_rail(Lack("named", f"Rail {index} is named by {key} {value}, but {seen}."), index=index))
     cards = {_card(place): bus.end(place.address) for _index, place in chosen if place.address}
-    paired = pairing.pair(bus, cards, [gpu["address"] for gpu in gpus])
+    paired = pairing.pair(bus.where, cards, [gpu["address"] for gpu in gpus])
     mine = {card: gpu for card, gpu in (paired.seats if paired else ()) if card}
 
     def beside(place: Place) -> Optional[dict[str, Any]]:
         gpu = mine.get(_card(place))
-        return {"address": gpu, "distance": bus.distance(gpu, cards[_card(place)])} if gpu else None
+        return {"address": gpu, "distance": bus.where.distance(gpu, cards[_card(place)])} if gpu else None
 
     return [_rail(bus, index, place, beside(place), NAMED) for index, place in chosen], missing
 
@@ -310,7 +310,7 @@ def _automatic(
         if lack:
             out.append(_no_rail(lack, place, index, gpu))
         else:
-            far = {"address": gpu, "distance": bus.distance(gpu, bus.end(place.address))} if gpu else None
+            far = {"address": gpu, "distance": bus.where.distance(gpu, bus.end(place.address))} if gpu else None
             found.append(_rail(bus, index, place, far, AUTOMATIC))
     placed = {id(place.port) for _index, place, _gpu in numbered}
     out += [
@@ -438,7 +438,7 @@ def _by_pci(group: Group) -> list[tuple[int, Place, Optional[str]]]:
 def _paired(bus: Bus, group: Group, gpus: list[dict[str, Any]]) -> Optional[pairing.Pairing]:
     ends = {card: bus.end(places[0].address) for card, places in group.cards.items()}
     managed = {card for card, places in group.cards.items() if all(place.managed for place in places)}
-    return pairing.pair(bus, ends, [gpu["address"] for gpu in gpus], managed)
+    return pairing.pair(bus.where, ends, [gpu["address"] for gpu in gpus], managed)
 
 
 def _by_gpu(group: Group, paired: pairing.Pairing, out: list[dict[str, Any]]) -> list[tuple[int, Place, Optional[str]]]:

@@ -23,12 +23,17 @@ CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 _HOST_BRIDGE = re.compile(r"^pci[0-9a-f]{4,}:[0-9a-f]{2}$")
 
 
+def _chains(_tree: Tree) -> dict[str, tuple[str, ...]]:
+    """What `Topology.chain` has looked up in a tree so far."""
+    return {}
+
+
 class Topology:
     """Distances on one node; each function's place in the tree is looked up once."""
 
     def __init__(self, tree: Tree):
         self._tree = tree.snapshot()
-        self._chains: dict[str, tuple[str, ...]] = {}
+        self._chains = self._tree.once(_chains)
         self._nodes: dict[str, int] = {}
         self._single: Optional[bool] = None
 
@@ -46,29 +51,21 @@ class Topology:
         left, right = self.chain(one), self.chain(other)
         if not left or not right:
             return None
-        shared = 0
-        for mine, its in zip(left, right):
-            if mine != its:
-                break
-            shared += 1
-        if shared > 1:
-            # They meet at a bridge. Below a switch's upstream port each side has its own downstream port, and that
-            # pair belongs to the one switch; anything longer is a second switch on the way.
-            below = max(len(left), len(right)) - shared - 1
-            return "PIX" if below <= 1 else "PXB"
+        if left[0] != right[0]:
+            return "NODE" if self._same_node(one, other) else "SYS"
+        shared = shared_places(left, right)
         if shared == 1:
             return "PHB"
-        return "NODE" if self._same_node(one, other) else "SYS"
+        # They meet at a bridge. Below a switch's upstream port each side has its own downstream port, and that pair
+        # belongs to the one switch; anything longer is a second switch on the way.
+        return "PIX" if max(len(left), len(right)) - shared <= 2 else "PXB"
 
     def nearest(self, address: str, others: Iterable[str]) -> list[dict[str, str]]:
         """Those of `others` in the nearest distance class, in PCI order: [{address, distance}]."""
-        found: dict[str, list[str]] = {}
-        for other in others:
-            far = self.distance(address, other)
-            if far:
-                found.setdefault(far, []).append(other)
-        best = next((far for far in CLASSES if far in found), None)
-        return [{"address": other, "distance": best} for other in sorted(found[best], key=pci.order)] if best else []
+        far = {other: self.distance(address, other) for other in others}
+        best = next((distance for distance in CLASSES if distance in far.values()), None)
+        near = [other for other in far if best and far[other] == best]
+        return [{"address": other, "distance": best} for other in sorted(near, key=pci.order)]
 
     def numa_node(self, address: str) -> int:
         node = self._nodes.get(address)
@@ -97,6 +94,6 @@ class Topology:
         return self._single
 
 
-def distance(tree: Tree, one: str, other: str) -> Optional[str]:
-    """Distance class of two PCI addresses, for a single question; see Topology for many."""
-    return Topology(tree).distance(one, other)
+def shared_places(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """How many places two chains have in common, from the root down."""
+    return next((at for at, (mine, its) in enumerate(zip(one, other)) if mine != its), min(len(one), len(other)))

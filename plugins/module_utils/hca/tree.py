@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 # O_NONBLOCK: a FIFO in a captured tree must not hang the reader.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
 # Attributes of sysfs arrive in one read. Elsewhere (procfs, cgroups) a short read does not mean the end of the file.
 _ATTRIBUTES = ("/sys/class/", "/sys/bus/", "/sys/devices/", "/sys/module/")
@@ -88,7 +87,9 @@ class Tree:
             os.close(fd)
 
     def attributes(self, directory: str, names: Sequence[str]) -> dict[str, Optional[str]]:
-        """Several files of one directory as {name: what `read` would give}, by one path walk for all of them."""
+        """Several files of one directory as {name: what `read` would give}, by one path walk where they are many."""
+        if len(names) < 4:
+            return {name: self.read(f"{directory}/{name}") for name in names}
         if self._record:
             for name in names:
                 self._record("read", f"{directory}/{name}")
@@ -109,7 +110,7 @@ class Tree:
                         found[name] = self.read(f"{directory}/{name}")
                     continue
                 try:
-                    found[name] = os.read(fd, 65536).decode("utf-8", "replace").strip()
+                    found[name] = os.read(fd, 4096).decode("utf-8", "replace").strip()
                 except OSError:
                     pass  # unreadable right now (EINVAL, ENODEV, …): the same None as an absent one
                 finally:
@@ -166,7 +167,7 @@ class Tree:
         if self._record:
             self._record("list", path)
         try:
-            return sorted(os.listdir(self._prefix + self._present(path) if self._prefix else path))
+            return sorted(os.listdir(self._inside(path)))
         except (OSError, ValueError) as error:
             _unreadable(error)
             return []
@@ -177,8 +178,7 @@ class Tree:
             self._record("link", path)
         try:
             return os.readlink(self._beside(path))
-        except (OSError, ValueError) as error:
-            _unreadable(error)
+        except (OSError, ValueError):
             return None
 
     def stat(self, path: str) -> Optional[os.stat_result]:
@@ -189,9 +189,8 @@ class Tree:
             status = os.lstat(self._beside(path))
             if (status.st_mode & 0o170000) != 0o120000:
                 return status
-            return os.stat(path) if self.live else os.lstat(self._prefix + self._resolve(path, [_LINKS_MAX]))
-        except (OSError, ValueError) as error:
-            _unreadable(error)
+            return os.stat(path) if self.live else os.lstat(self._inside(path))
+        except (OSError, ValueError):
             return None
 
     # What follows is built from the above.
@@ -221,9 +220,8 @@ class Tree:
     def realpath(self, path: str) -> str:
         """The path with every symbolic link resolved, inside the root. A missing rest is kept as it is."""
         try:
-            return self._folder(path)
-        except (OSError, ValueError) as error:  # a symlink loop
-            _unreadable(error)
+            return self._resolve(path, [_LINKS_MAX])
+        except OSError:  # a symlink loop
             return path
 
     def target(self, path: str) -> Optional[str]:
@@ -233,14 +231,7 @@ class Tree:
 
     # Inside the root.
 
-    _absent: Collection[str] = ()
-
-    def _learn(self, path: str, real: Optional[str]) -> None:
-        """Where a folder really is, None: it does not exist. Only a snapshot remembers."""
-
     def _open(self, path: str) -> int:
-        if not self._prefix:
-            return os.open(path, self._flags)
         try:
             return os.open(self._beside(path), self._flags)
         except OSError as error:
@@ -250,79 +241,43 @@ class Tree:
 
     def _enter(self, directory: str) -> int:
         """Descriptor of a directory."""
-        if not self._prefix:
-            return os.open(directory, _FLAGS | os.O_DIRECTORY)
-        try:
-            fd = os.open(self._prefix + directory, _FLAGS | os.O_DIRECTORY)
-            real = self._inside(fd)
-            if real:
-                self._learn(directory, real)
-                return fd
-            os.close(fd)
-        except OSError as error:
-            _unreadable(error)  # else an absolute link may lead nowhere from the real root and somewhere from ours
-        return os.open(self._prefix + self._resolve(directory, [_LINKS_MAX]), self._flags | os.O_DIRECTORY)
+        return os.open(self._inside(directory), _FLAGS | os.O_DIRECTORY)
 
-    def _inside(self, fd: int) -> str:
-        """The node's path of an open descriptor; empty when it is outside the root."""
-        try:
-            real = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            return ""
-        return real[len(self._prefix) :] if real.startswith(f"{self._prefix}/") else ""
+    def _inside(self, directory: str) -> str:
+        """A directory as the operating system sees it."""
+        return self._prefix + self._resolve(directory, [_LINKS_MAX]) if self._prefix else directory
 
     def _beside(self, path: str) -> str:
         """The path as the operating system sees it, its last component not followed."""
         if not self._prefix:
             return path
-        directory, _slash, name = path.rpartition("/")
-        return f"{self._prefix}{self._present(directory)}/{name}"
-
-    def _present(self, directory: str) -> str:
-        folder = self._folder(directory)
-        if folder in self._absent:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
-        return folder
-
-    def _folder(self, path: str) -> str:
-        """A path with all links resolved; for directories, the usual case, the kernel does it in one call.
-
-        It resolves from the real root. Where that leads out of ours, or nowhere, an absolute link is on the way (or the
-        path does not exist) and the walk below has the right answer.
-        """
-        try:
-            fd = os.open(self._prefix + path, _DIRECTORY)
-        except (OSError, ValueError) as error:
-            _unreadable(error)
-            return self._resolve(path, [_LINKS_MAX])
-        try:
-            return self._inside(fd) or self._resolve(path, [_LINKS_MAX])
-        finally:
-            os.close(fd)
+        directory, slash, name = path.rpartition("/")
+        return self._prefix + self._resolve(directory, [_LINKS_MAX]) + slash + name
 
     def _resolve(self, path: str, budget: list[int]) -> str:
+        """A path with all links resolved, component by component: the kernel would follow an absolute link from the
+        real root.
+        """
         directory, _slash, name = path.rpartition("/")
-        if not name:
-            return self._resolve(directory, budget) if directory else ""
         parent = self._resolve(directory, budget) if directory else ""
-        if name == ".":
+        if name in ("", "."):
             return parent
         if name == "..":
             return parent.rpartition("/")[0]
         here = f"{parent}/{name}"
-        if parent in self._absent:
-            self._learn(here, None)
-            return here
         try:
             link = os.readlink(self._prefix + here)
-        except (OSError, ValueError) as error:
-            if isinstance(error, FileNotFoundError):
-                self._learn(here, None)
+        except (OSError, ValueError):
             return here
         budget[0] -= 1
-        if budget[0] < 0:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), here)
-        return self._resolve(link if link[0] == "/" else f"{parent}/{link}", budget)
+        while link.startswith("../"):
+            parent, link = parent.rpartition("/")[0], link[3:]
+        try:
+            if budget[0] >= 0:
+                return self._resolve(link if link[:1] == "/" else f"{parent}/{link}", budget)
+        except RecursionError:  # a target of many hundred components
+            pass
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), here)
 
 
 class Snapshot(Tree):
@@ -336,8 +291,6 @@ class Snapshot(Tree):
         self._links: dict[str, Optional[str]] = {}
         self._stats: dict[str, Optional[os.stat_result]] = {}
         self._resolved: dict[str, str] = {}
-        self._folders: dict[str, str] = {}
-        self._absent: set[str] = set()
         self._made: dict[Callable, Any] = {}
 
     def snapshot(self) -> Snapshot:
@@ -388,24 +341,6 @@ class Snapshot(Tree):
         if found is _MISSING:
             found = self._stats[path] = super().stat(path)
         return found  # type: ignore[return-value]
-
-    def _folder(self, path: str) -> str:
-        found = self._folders.get(path)
-        if found is None:
-            found = self._folders[path] = super()._folder(path)
-        return found
-
-    def _learn(self, path: str, real: Optional[str]) -> None:
-        if real is None:
-            self._absent.add(path)
-        else:
-            self._folders[path] = real
-
-    def _enter(self, directory: str) -> int:
-        known = self._folders.get(directory)
-        if known is None:
-            return super()._enter(directory)
-        return os.open(self._prefix + known, _FLAGS | os.O_DIRECTORY)
 
     def _resolve(self, path: str, budget: list[int]) -> str:
         found = self._resolved.get(path)

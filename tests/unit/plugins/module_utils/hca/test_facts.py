@@ -125,6 +125,7 @@ def tree(request, tmp_path):
         (root / folder).mkdir(parents=True)
     links = {"absolute": "/etc/real", "relative": "etc/real", "link": "/outside", "gids/4": "/outside"}
     links |= {"upwards": "../../../../../../outside", "circle": "circle", "etc/masked": "/dev/null"}
+    links["deep"] = "a/" * 1500
     for path, target in links.items():
         os.symlink(target, root / path)
     files = {"etc/real/file": b"  inside \n", "outside": b"inside too", "bytes": b"a\xffb"}
@@ -143,6 +144,7 @@ def tree(request, tmp_path):
         *(("/etc/../absolute/./file", "inside"), ("/link", "inside too"), ("/upwards", "inside too")),
         *(("/etc/real/none", None), ("/etc/real", None), ("/etc/real/file/below", None), ("/nul\0", None)),
         *(("/circle/file", None), ("/bytes", "a\ufffdb"), ("/large", "x" * 9000), ("/sys/large", "x" * 9000)),
+        pytest.param("/deep/file", None, id="deep"),
         pytest.param("/etc/masked", None, id="not the reader's own /dev/null"),
     ],
 )

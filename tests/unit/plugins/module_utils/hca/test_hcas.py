@@ -346,8 +346,8 @@ def test_distance(node, one, other, wanted):
     for chain in filter(None, (one, other)):
         node.pci(chain, "10de", "2330", "0x030200")
     addresses = [(chain or "0000:99:00.0").rpartition("/")[2] for chain in (one, other)]
-    assert topology.distance(node.tree(), *addresses) == wanted
-    assert topology.distance(node.tree(), *reversed(addresses)) == wanted
+    assert topology.Topology(node.tree()).distance(*addresses) == wanted
+    assert topology.Topology(node.tree()).distance(*reversed(addresses)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_numa_node_decides_between_host_bridges(node, first, second, online, wan
         node.write(f"{path}/numa_node", str(numa_node))
     path = node.host("/sys/devices/system/node/online")
     path.write_text(online) if online else path.unlink()
-    assert topology.distance(node.tree(), "0000:10:01.0", "0000:30:01.0") == wanted
+    assert topology.Topology(node.tree()).distance("0000:10:01.0", "0000:30:01.0") == wanted
 
 
 def vpd(serial: str) -> bytes:
