@@ -44,40 +44,34 @@ def flags(*arguments):
 # Go's flag package.
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name", "value"),
-    [
-        (["-config-file", "/x"], "config-file", "/x"),
-        (["--config-file=/x=y"], "config-file", "/x=y"),
-        (["-config-file", "-use-cdi"], "config-file", "-use-cdi"),
-        (["-config-file=/x", "-config-file=/y"], "config-file", "/y"),
-        (["-config-file="], "config-file", ""),
-        (["-use-cdi"], "use-cdi", True),
-        (["--use-cdi=false"], "use-cdi", False),
-        (["-use-cdi=T"], "use-cdi", True),
-        (["-use-cdi", "false"], "use-cdi", True),
-        (["extra", "-use-cdi"], "use-cdi", False),
-        (["--", "-use-cdi"], "use-cdi", False),
-        (["-use-cdi", "--", "x"], "use-cdi", True),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "name", "value"), [
+    (["-config-file", "/x"], "config-file", "/x"),
+    (["--config-file=/x=y"], "config-file", "/x=y"),
+    (["-config-file", "-use-cdi"], "config-file", "-use-cdi"),
+    (["-config-file=/x", "-config-file=/y"], "config-file", "/y"),
+    (["-config-file="], "config-file", ""),
+    (["-use-cdi"], "use-cdi", True),
+    (["--use-cdi=false"], "use-cdi", False),
+    (["-use-cdi=T"], "use-cdi", True),
+    (["-use-cdi", "false"], "use-cdi", True),
+    (["extra", "-use-cdi"], "use-cdi", False),
+    (["--", "-use-cdi"], "use-cdi", False),
+    (["-use-cdi", "--", "x"], "use-cdi", True),
+])  # fmt: skip
 def test_flags_are_gos(arguments, name, value):
     assert flags(*arguments)[0][name] == value
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["-nope"], "flag provided but not defined: -nope"),
-        (["--nope=1"], "flag provided but not defined: -nope"),
-        (["-config-file"], "flag needs an argument: -config-file"),
-        (["-use-cdi=maybe"], 'invalid boolean value "maybe" for -use-cdi: parse error'),
-        (["---v"], "bad flag syntax: ---v"),
-        (["-=x"], "bad flag syntax: -=x"),
-        (["-registration", "both"], "wanted one of auto, watch, legacy"),
-        (["-v", "-nope"], "flag provided but not defined: -nope"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "text"), [
+    (["-nope"], "flag provided but not defined: -nope"),
+    (["--nope=1"], "flag provided but not defined: -nope"),
+    (["-config-file"], "flag needs an argument: -config-file"),
+    (["-use-cdi=maybe"], 'invalid boolean value "maybe" for -use-cdi: parse error'),
+    (["---v"], "bad flag syntax: ---v"),
+    (["-=x"], "bad flag syntax: -=x"),
+    (["-registration", "both"], "wanted one of auto, watch, legacy"),
+    (["-v", "-nope"], "flag provided but not defined: -nope"),
+])  # fmt: skip
 def test_wrong_flags(arguments, text):
     with pytest.raises(cli.Usage) as wrong:
         flags(*arguments)
@@ -186,16 +180,13 @@ def test_explain(base):
     assert "load rdma_ucm" in answer.stdout
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (None, "No such file"),
-        ("[", "not valid YAML"),
-        ("a: 1", "not a captured node"),
-        ("files: {/../etc/x: y}", "wanted a plain absolute path"),
-        ("{files: {/a/b/x: y}, links: {/a/b: ../../..}}", "points out of the captured tree"),
-    ],
-)
+@pytest.mark.parametrize(("content", "text"), [
+    (None, "No such file"),
+    ("[", "not valid YAML"),
+    ("a: 1", "not a captured node"),
+    ("files: {/../etc/x: y}", "wanted a plain absolute path"),
+    ("{files: {/a/b/x: y}, links: {/a/b: ../../..}}", "points out of the captured tree"),
+])  # fmt: skip
 def test_explain_refuses_an_invalid_capture(base, content, text):
     (base / "config.json").write_bytes(document(entry()))
     if content is not None:

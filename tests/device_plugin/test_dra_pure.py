@@ -161,16 +161,13 @@ def test_a_claim_or_allocation_of_any_shape_is_refused_with_its_name(found):
 # Entries of both APIs.
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "refused"),
-    [
-        ({"selectors": {"vendors": ["15b3"]}}, {"selectors": {"vendors": ["15b3"]}}, True),
-        ({"selectors": {"vendors": ["15b3"], "ifNames": ["a"]}}, {"selectors": {"vendors": ["15b3", "8086"]}}, True),
-        ({"selectors": {"ifNames": ["a"]}}, {"selectors": {"ifNames": ["b"]}}, False),
-        ({"selectors": {"ifNames": ["a"]}}, {"selectors": {"vendors": ["15b3"]}}, False),
-        ({"devices": ["a"], "softwareDevices": True}, {"devices": ["a"]}, True),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "refused"), [
+    ({"selectors": {"vendors": ["15b3"]}}, {"selectors": {"vendors": ["15b3"]}}, True),
+    ({"selectors": {"vendors": ["15b3"], "ifNames": ["a"]}}, {"selectors": {"vendors": ["15b3", "8086"]}}, True),
+    ({"selectors": {"ifNames": ["a"]}}, {"selectors": {"ifNames": ["b"]}}, False),
+    ({"selectors": {"ifNames": ["a"]}}, {"selectors": {"vendors": ["15b3"]}}, False),
+    ({"devices": ["a"], "softwareDevices": True}, {"devices": ["a"]}, True),
+])  # fmt: skip
 def test_entries_that_count_an_hca_twice_on_every_node(base, capsys, first, second, refused):
     path = base / "config.json"
     path.write_bytes(document(entry("a", api="dra", **first), entry("b", **second)))
@@ -252,19 +249,16 @@ def found(uid=KEY.uid, reserved=True, **more):
     return {"metadata": {"uid": uid, **more}, "status": status}
 
 
-@pytest.mark.parametrize(
-    ("answer", "kept"),
-    [
-        (found(), True),
-        (found(deletionTimestamp="2026-11-26T00:00:00Z"), True),  # its pod still runs
-        (found(reserved=False), False),
-        (found(reserved=False, deletionTimestamp="2026-11-26T00:00:00Z"), False),
-        (found(uid="another"), False),
-        (ApiProblem("gone", 404), False),
-        (ApiProblem("no answer"), True),
-        (ApiProblem("forbidden", 403), True),
-    ],
-)
+@pytest.mark.parametrize(("answer", "kept"), [
+    (found(), True),
+    (found(deletionTimestamp="2026-11-26T00:00:00Z"), True),  # its pod still runs
+    (found(reserved=False), False),
+    (found(reserved=False, deletionTimestamp="2026-11-26T00:00:00Z"), False),
+    (found(uid="another"), False),
+    (ApiProblem("gone", 404), False),
+    (ApiProblem("no answer"), True),
+    (ApiProblem("forbidden", 403), True),
+])  # fmt: skip
 def test_a_prepared_claim_ends_where_the_api_server_says_so(tmp_path, answer, kept):
     class Api:
         node = "node1"

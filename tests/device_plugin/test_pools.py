@@ -43,16 +43,13 @@ def card(name="mlx5_0", **more):
 # Selectors.
 
 
-@pytest.mark.parametrize(
-    ("selectors", "there", "told"),
-    [
-        ({"selectors": {"ifNames": ["eth0"]}}, [card(netdevs=())], True),
-        ({"extraSelectors": {"ifNames": ["eth*"]}}, [card(netdevs=())], True),
-        ({"selectors": {"ifNames": ["eth0"]}}, [card(netdevs=()), card("mlx5_1")], False),  # others are left
-        ({"selectors": {"ifNames": ["eth9"]}}, [card()], False),  # a name that was never there
-        ({"extraSelectors": {"pciAddresses": ["0000:01:00.0"]}}, [card(netdevs=())], False),
-    ],
-)
+@pytest.mark.parametrize(("selectors", "there", "told"), [
+    ({"selectors": {"ifNames": ["eth0"]}}, [card(netdevs=())], True),
+    ({"extraSelectors": {"ifNames": ["eth*"]}}, [card(netdevs=())], True),
+    ({"selectors": {"ifNames": ["eth0"]}}, [card(netdevs=()), card("mlx5_1")], False),  # others are left
+    ({"selectors": {"ifNames": ["eth9"]}}, [card()], False),  # a name that was never there
+    ({"extraSelectors": {"pciAddresses": ["0000:01:00.0"]}}, [card(netdevs=())], False),
+])  # fmt: skip
 def test_an_interface_that_a_pod_has_taken_is_missed(selectors, there, told):
     found = pools.moved(pool(**{"selectors": {}, **selectors}), pools.Inventory(hcas=tuple(there), rdma_cm=True))
     assert bool(found) is told
@@ -90,30 +87,27 @@ NAMES = {"ifNames": ["eth0", "eth1", "eth2"]}
 OVER_ALL = {"vendors": ["15b3", "8086"], "drivers": ["mlx5_core"], "linkTypes": ["ether"]}
 
 
-@pytest.mark.parametrize(
-    ("fixture", "more", "wanted"),
-    [
-        ("names-persistent", {"selectors": {"ifNames": ["enp1s0f1np1", "ibp24s0"]}}, "rocep1s0f1 ibp24s0"),
-        ("names-persistent", {"selectors": OVER_ALL}, "rocep1s0f0 rocep1s0f1"),
-        ("names-persistent", {"selectors": {**OVER_ALL, "deviceIDs": ["0000"]}}, ""),
-        # Pitfall 15: upstream cannot see the auxiliary bus.
-        ("sfs", {}, "mlx5_0 mlx5_2 mlx5_3"),
-        ("sfs", {"selectors": {"ifNames": ["enp8s0f0s88"]}}, "mlx5_2"),
-        ("sfs", {"selectors": {"ifNames": ["enp8s0f0np0"]}}, "mlx5_0"),
-        ("vfs", {"selectors": {"drivers": ["mlx5_core"]}}, "mlx5_0 mlx5_1"),
-        # Software HCAs on request only.
-        ("rxe-and-siw", {"selectors": NAMES}, ""),
-        ("rxe-and-siw", {"selectors": NAMES, "softwareDevices": True}, "rxe0 rxe1 siw_eth2"),
-        ("rxe-and-siw", {"selectors": {"vendors": ["15b3"]}, "softwareDevices": True}, ""),
-        # 1.3: upstream compares the first name of a function only and warns about the others.
-        ("mlx4-two-ports", {"selectors": {"ifNames": ["ens3d1"]}}, "mlx4_0"),
-        ("mlx4-two-ports", {"selectors": {"ifNames": ["ibs3"]}}, "mlx4_0"),
-        ("mlx4-two-ports", {"selectors": {"linkTypes": ["infiniband"]}}, "mlx4_0"),
-        # Pitfall 5: upstream refuses iWARP and EFA for want of umad.
-        ("efa", {"selectors": {"vendors": ["1d0f"]}}, "rdmap0s6"),
-        ("irdma", {"selectors": {"vendors": ["8086"]}}, "rocep101s0f0 rocep101s0f1"),
-    ],
-)
+@pytest.mark.parametrize(("fixture", "more", "wanted"), [
+    ("names-persistent", {"selectors": {"ifNames": ["enp1s0f1np1", "ibp24s0"]}}, "rocep1s0f1 ibp24s0"),
+    ("names-persistent", {"selectors": OVER_ALL}, "rocep1s0f0 rocep1s0f1"),
+    ("names-persistent", {"selectors": {**OVER_ALL, "deviceIDs": ["0000"]}}, ""),
+    # Pitfall 15: upstream cannot see the auxiliary bus.
+    ("sfs", {}, "mlx5_0 mlx5_2 mlx5_3"),
+    ("sfs", {"selectors": {"ifNames": ["enp8s0f0s88"]}}, "mlx5_2"),
+    ("sfs", {"selectors": {"ifNames": ["enp8s0f0np0"]}}, "mlx5_0"),
+    ("vfs", {"selectors": {"drivers": ["mlx5_core"]}}, "mlx5_0 mlx5_1"),
+    # Software HCAs on request only.
+    ("rxe-and-siw", {"selectors": NAMES}, ""),
+    ("rxe-and-siw", {"selectors": NAMES, "softwareDevices": True}, "rxe0 rxe1 siw_eth2"),
+    ("rxe-and-siw", {"selectors": {"vendors": ["15b3"]}, "softwareDevices": True}, ""),
+    # 1.3: upstream compares the first name of a function only and warns about the others.
+    ("mlx4-two-ports", {"selectors": {"ifNames": ["ens3d1"]}}, "mlx4_0"),
+    ("mlx4-two-ports", {"selectors": {"ifNames": ["ibs3"]}}, "mlx4_0"),
+    ("mlx4-two-ports", {"selectors": {"linkTypes": ["infiniband"]}}, "mlx4_0"),
+    # Pitfall 5: upstream refuses iWARP and EFA for want of umad.
+    ("efa", {"selectors": {"vendors": ["1d0f"]}}, "rdmap0s6"),
+    ("irdma", {"selectors": {"vendors": ["8086"]}}, "rocep101s0f0 rocep101s0f1"),
+])  # fmt: skip
 def test_what_is_chosen_of_a_node(laid_out, fixture, more, wanted):
     assert chosen(laid_out(fixture), **more) == wanted.split()
 
@@ -137,16 +131,13 @@ def test_a_software_hca_lies_where_its_nic_does(laid_out):
 # Character devices.
 
 
-@pytest.mark.parametrize(
-    ("layer", "missing", "code"),
-    [
-        ("Ethernet", {"umad": ()}, None),
-        ("InfiniBand", {"umad": ()}, "no-umad"),
-        ("Unknown", {"umad": ()}, None),
-        ("Ethernet", {"uverbs": ()}, "no-uverbs"),
-        ("Ethernet", {"issm": ()}, None),
-    ],
-)
+@pytest.mark.parametrize(("layer", "missing", "code"), [
+    ("Ethernet", {"umad": ()}, None),
+    ("InfiniBand", {"umad": ()}, "no-umad"),
+    ("Unknown", {"umad": ()}, None),
+    ("Ethernet", {"uverbs": ()}, "no-uverbs"),
+    ("Ethernet", {"issm": ()}, None),
+])  # fmt: skip
 def test_what_is_required_follows_from_the_link_layer(layer, missing, code):
     """Pitfall 5: upstream refuses iWARP and EFA for want of umad"""
     out = pools.judge(pool(), card(ports=(Port(1, "ACTIVE", layer, None),), **missing))
@@ -205,17 +196,14 @@ def test_a_port_must_be_otherwise_for_a_while():
     assert pools.debounce(state, True, 17, health) == Debounced(True)
 
 
-@pytest.mark.parametrize(
-    ("ports", "states", "healthy"),
-    [
-        ("any", [True, False], True),
-        ("any", [False, False], False),
-        ("all", [True, False], False),
-        ("all", [True, True], True),
-        ("ignore", [False, False], True),
-        ("all", [], True),
-    ],
-)
+@pytest.mark.parametrize(("ports", "states", "healthy"), [
+    ("any", [True, False], True),
+    ("any", [False, False], False),
+    ("all", [True, False], False),
+    ("all", [True, True], True),
+    ("ignore", [False, False], True),
+    ("all", [], True),
+])  # fmt: skip
 def test_which_ports_count(ports, states, healthy):
     assert pools.hca_healthy(Health(ports), states) is healthy
 

@@ -586,18 +586,15 @@ def test_what_cannot_be_released_is_tried_with_the_next_pod(claims):
     assert set((claims.folder / "places").read_text().splitlines()) == {"c1 "}
 
 
-@pytest.mark.parametrize(
-    ("networks", "container", "pod", "code"),
-    [
-        ("rail0", "c1", "", 0),
-        ("rail0", "c1", "another", 0),
-        ("rail7", "c1", "uid-1", rdma_claim.INVALID),
-        ("../../etc/x", "c1", "uid-1", rdma_claim.INVALID),
-        ("", "c1", "uid-1", rdma_claim.INVALID),
-        ("rail0", "../c1", "uid-1", rdma_claim.INVALID),
-        ("rail2", "c1", "uid-1", rdma_claim.FAILED),
-    ],
-)
+@pytest.mark.parametrize(("networks", "container", "pod", "code"), [
+    ("rail0", "c1", "", 0),
+    ("rail0", "c1", "another", 0),
+    ("rail7", "c1", "uid-1", rdma_claim.INVALID),
+    ("../../etc/x", "c1", "uid-1", rdma_claim.INVALID),
+    ("", "c1", "uid-1", rdma_claim.INVALID),
+    ("rail0", "../c1", "uid-1", rdma_claim.INVALID),
+    ("rail2", "c1", "uid-1", rdma_claim.FAILED),
+])  # fmt: skip
 def test_no_network_and_no_file_for_what_is_none(claims, networks, container, pod, code):
     claims.network("rail2", {"type": "../bin/macvlan"})
     claims.claim("a", "uid-1", networks)

@@ -201,16 +201,13 @@ OWN = lock()
 OWN["artifacts"][0]["files"][0]["sha256"] = "12"
 
 
-@pytest.mark.parametrize(
-    ("options", "thing"),
-    [
-        ({"lock": lock(content=b"the real one")}, "files/amd64/k3s"),
-        ({"lock": lock(digest=None), "names": ["flannel"]}, "image ghcr.io/f/flannel:v2"),
-        ({"lock": OWN}, "lock: artifacts, k3s"),
-        ({"names": ["k3s-airgap-images"], "architectures": ["arm64"]}, "files/arm64/images-arm64.tar.zst"),
-        ({"names": ["k33s"]}, "one of flannel, k3s, k3s-airgap-images"),
-    ],
-)
+@pytest.mark.parametrize(("options", "thing"), [
+    ({"lock": lock(content=b"the real one")}, "files/amd64/k3s"),
+    ({"lock": lock(digest=None), "names": ["flannel"]}, "image ghcr.io/f/flannel:v2"),
+    ({"lock": OWN}, "lock: artifacts, k3s"),
+    ({"names": ["k3s-airgap-images"], "architectures": ["arm64"]}, "files/arm64/images-arm64.tar.zst"),
+    ({"names": ["k33s"]}, "one of flannel, k3s, k3s-airgap-images"),
+])  # fmt: skip
 def test_what_cannot_be_fetched_or_checked_stops_and_is_not_kept(fill, options, thing):
     refused = fill(**options)
     assert (refused["failed"], thing in refused["msg"]) == (True, True)
@@ -267,17 +264,14 @@ def test_the_plugins_image_is_built_by_digest_described_and_left_alone_the_secon
 GOOD = {"name": "k3s", "version": "v1", "architecture": "amd64", "path": "files/k3s", "sha256": "0" * 64}
 
 
-@pytest.mark.parametrize(
-    ("description", "wanted"),
-    [
-        ({"files": [GOOD]}, "schema 1"),
-        ({"origin": "mine", "files": [GOOD]}, "origin release or own or testbed"),
-        ({"files": [{**GOOD, "sha256": None}]}, "a sha256"),
-        ({"files": [{**GOOD, "path": "../k3s"}]}, "a path inside"),
-        ({"files": [{**GOOD, "architecture": "x86"}]}, "architecture"),
-        ({"images": [{"reference": "a", "sha256": "0" * 64}]}, "path"),
-    ],
-)
+@pytest.mark.parametrize(("description", "wanted"), [
+    ({"files": [GOOD]}, "schema 1"),
+    ({"origin": "mine", "files": [GOOD]}, "origin release or own or testbed"),
+    ({"files": [{**GOOD, "sha256": None}]}, "a sha256"),
+    ({"files": [{**GOOD, "path": "../k3s"}]}, "a path inside"),
+    ({"files": [{**GOOD, "architecture": "x86"}]}, "architecture"),
+    ({"images": [{"reference": "a", "sha256": "0" * 64}]}, "path"),
+])  # fmt: skip
 def test_a_description_that_cannot_be_trusted_is_refused(description, wanted):
     known = {"schema": 1, "origin": "release"} if "schema" not in wanted else {}
     (finding,) = bundle_folder.findings({**known, **description} if description else description)
@@ -322,19 +316,16 @@ def test_the_driver_is_in_the_folder_only_where_it_is_asked_for():
     assert (row["version"], row["distribution"]) == ("3.2.3", "ubuntu24.04")
 
 
-@pytest.mark.parametrize(
-    ("version", "architectures", "distributions", "sums", "says"),
-    [
-        ("", ["amd64"], [], {}, None),
-        ("3.2.3", ["amd64"], ["ubuntu24.04"], {}, None),
-        ("3.2.3", ["amd64"], [], {}, "bundle_distributions"),
-        ("3.2.3", ["amd64"], ["debian12"], {}, "rhel9 amd64, ubuntu24.04 amd64, ubuntu24.04 arm64"),
-        ("9.9.9", ["amd64"], ["ubuntu24.04"], {}, "no row of this release"),
-        ("3.2.3", ["arm64"], ["ubuntu24.04"], {}, "bundle_sums: {doca-host_3.2.3-019000_arm64.deb: SHA256}"),
-        ("3.2.3", ["amd64"], ["rhel9"], {}, f"one public source states {'2' * 64}: {STATED['by']}"),
-        ("3.2.3", ["amd64"], ["rhel9"], {"doca-host_3.2.3-019000.x86_64.rpm": "2" * 64}, None),
-    ],
-)
+@pytest.mark.parametrize(("version", "architectures", "distributions", "sums", "says"), [
+    ("", ["amd64"], [], {}, None),
+    ("3.2.3", ["amd64"], ["ubuntu24.04"], {}, None),
+    ("3.2.3", ["amd64"], [], {}, "bundle_distributions"),
+    ("3.2.3", ["amd64"], ["debian12"], {}, "rhel9 amd64, ubuntu24.04 amd64, ubuntu24.04 arm64"),
+    ("9.9.9", ["amd64"], ["ubuntu24.04"], {}, "no row of this release"),
+    ("3.2.3", ["arm64"], ["ubuntu24.04"], {}, "bundle_sums: {doca-host_3.2.3-019000_arm64.deb: SHA256}"),
+    ("3.2.3", ["amd64"], ["rhel9"], {}, f"one public source states {'2' * 64}: {STATED['by']}"),
+    ("3.2.3", ["amd64"], ["rhel9"], {"doca-host_3.2.3-019000.x86_64.rpm": "2" * 64}, None),
+])  # fmt: skip
 def test_a_driver_that_cannot_be_fetched_is_named_with_what_would_help(
     version, architectures, distributions, sums, says
 ):

@@ -306,17 +306,14 @@ ONE = f'error: Apply failed with 1 conflict: conflict with "flux" using apps/v1:
 TWO = 'Apply failed with 2 conflicts: conflicts with "a" using v1:\n- .data.x\nconflicts with "b" using v1:\n- .data.y'
 
 
-@pytest.mark.parametrize(
-    ("read", "text", "wanted"),
-    [
-        (planner.conflict, ONE, "flux: .spec.replicas"),
-        (planner.conflict, TWO + ADVICE, "a, b: .data.x, .data.y"),
-        (planner.conflict, "The DaemonSet is invalid", None),
-        (kubectl.unreachable, "The connection to the server localhost:8080 was refused - did you specify …", True),
-        (kubectl.unreachable, 'Error from server (Forbidden): configmaps is forbidden: User "x" cannot list', False),
-        (kubectl.last_words, 'E1121 20:40:59 1 memcache.go:265] "Unhandled Error"\nThe connection\n', "The connection"),
-    ],
-)
+@pytest.mark.parametrize(("read", "text", "wanted"), [
+    (planner.conflict, ONE, "flux: .spec.replicas"),
+    (planner.conflict, TWO + ADVICE, "a, b: .data.x, .data.y"),
+    (planner.conflict, "The DaemonSet is invalid", None),
+    (kubectl.unreachable, "The connection to the server localhost:8080 was refused - did you specify …", True),
+    (kubectl.unreachable, 'Error from server (Forbidden): configmaps is forbidden: User "x" cannot list', False),
+    (kubectl.last_words, 'E1121 20:40:59 1 memcache.go:265] "Unhandled Error"\nThe connection\n', "The connection"),
+])  # fmt: skip
 def test_what_kubectl_says_is_read(read, text, wanted):
     assert read(text) == wanted
 
@@ -380,16 +377,13 @@ def test_a_node_is_cordoned_drained_and_uncordoned_and_each_second_run_changes_n
     assert cluster.run("uncordoned")["changed"] is False
 
 
-@pytest.mark.parametrize(
-    ("steps", "left", "cordoned"),
-    [
-        ("cordon -> drained:drain uncordoned:", KEPT, True),
-        ("drained:cordon,drain -> uncordon uncordoned:remove uncordoned:", KEPT, False),
-        ("drained:cordon,drain uncordon cordon -> uncordoned:remove uncordoned:", KEPT, True),
-        ("drained:cordon,drain uncordon cordon -> drained:remove uncordoned:", KEPT, True),
-        ("drained:cordon,drain uncordon -> drained:cordon uncordoned:uncordon", KEPT, False),
-    ],
-)
+@pytest.mark.parametrize(("steps", "left", "cordoned"), [
+    ("cordon -> drained:drain uncordoned:", KEPT, True),
+    ("drained:cordon,drain -> uncordon uncordoned:remove uncordoned:", KEPT, False),
+    ("drained:cordon,drain uncordon cordon -> uncordoned:remove uncordoned:", KEPT, True),
+    ("drained:cordon,drain uncordon cordon -> drained:remove uncordoned:", KEPT, True),
+    ("drained:cordon,drain uncordon -> drained:cordon uncordoned:uncordon", KEPT, False),
+])  # fmt: skip
 def test_a_cordon_of_an_administrator_is_not_ours(cluster, steps, left, cordoned):
     """steps: what an administrator does, and a run of the module with the verbs that it takes."""
     for step in steps.replace("->", "").split():

@@ -71,18 +71,15 @@ def test_the_listed_plugins_come_out_of_the_archives_of_the_nodes_architecture(b
     assert (found, findings[0].seen) == ({}, "riscv64")
 
 
-@pytest.mark.parametrize(
-    ("plant", "obj", "seen"),
-    [
-        (lambda b: b.add("cni-plugins", archive({}), sha256="0" * 64), "cni-plugins-amd64", "sha256 "),
-        (lambda b: b.add("cni-plugins", archive({"bridge": program(183), "loopback": program()})), "bridge", "aarch64"),
-        (lambda b: b.add("cni-plugins", archive({"bridge": program()[:90], "loopback": program()})), "bridge", "90"),
-        (lambda b: b.add("cni-plugins", archive({"bridge": program()})), "loopback", "bridge"),
-        (lambda b: b.add("flannel-cni-plugin", b"<html>"), "flannel", "something else"),
-        (lambda b: b.files.pop(0), "bundle", "cni-plugins for arm64"),
-        (lambda b: os.unlink(b.folder / "flannel-cni-plugin-amd64"), "flannel-cni-plugin-amd64", "No such file"),
-    ],
-)
+@pytest.mark.parametrize(("plant", "obj", "seen"), [
+    (lambda b: b.add("cni-plugins", archive({}), sha256="0" * 64), "cni-plugins-amd64", "sha256 "),
+    (lambda b: b.add("cni-plugins", archive({"bridge": program(183), "loopback": program()})), "bridge", "aarch64"),
+    (lambda b: b.add("cni-plugins", archive({"bridge": program()[:90], "loopback": program()})), "bridge", "90"),
+    (lambda b: b.add("cni-plugins", archive({"bridge": program()})), "loopback", "bridge"),
+    (lambda b: b.add("flannel-cni-plugin", b"<html>"), "flannel", "something else"),
+    (lambda b: b.files.pop(0), "bundle", "cni-plugins for arm64"),
+    (lambda b: os.unlink(b.folder / "flannel-cni-plugin-amd64"), "flannel-cni-plugin-amd64", "No such file"),
+])  # fmt: skip
 def test_what_is_not_as_it_should_be_is_refused_on_the_controller(bundle, plant, obj, seen):
     plant(bundle)
     found, findings = bundle.choose()
@@ -115,17 +112,14 @@ REFERENCE = "ghcr.io/flannel-io/flannel-cni-plugin:v1.9.1-flannel3"
 UNPACKED = "it cannot be unpacked"
 
 
-@pytest.mark.parametrize(
-    ("content", "seen"),
-    [
-        (docker_archive(REFERENCE, "amd64", program(size=800)), None),
-        (oci_archive(REFERENCE, "amd64", program(size=800)), None),
-        (b"no archive", UNPACKED),
-        (docker_archive(REFERENCE, "amd64", b"")[:200], UNPACKED),
-        (oci_archive("", "arm64", program()), UNPACKED),
-        (archive({"manifest.json": b'[{"Layers": []}]'}), "no file /flannel in it"),
-    ],
-)
+@pytest.mark.parametrize(("content", "seen"), [
+    (docker_archive(REFERENCE, "amd64", program(size=800)), None),
+    (oci_archive(REFERENCE, "amd64", program(size=800)), None),
+    (b"no archive", UNPACKED),
+    (docker_archive(REFERENCE, "amd64", b"")[:200], UNPACKED),
+    (oci_archive("", "arm64", program()), UNPACKED),
+    (archive({"manifest.json": b'[{"Layers": []}]'}), "no file /flannel in it"),
+])  # fmt: skip
 def test_flannels_plugin_comes_out_of_its_image_where_no_file_is_there(bundle, content, seen):
     bundle.files = [row for row in bundle.files if row["name"] == "cni-plugins"]
     bundle.add_image(REFERENCE, content)

@@ -141,16 +141,13 @@ WRITE, SOURCE = Change(paths.OWN_LINKS_SCRIPT, "write", "", "x"), Change("NIC et
 NO_ROUTES = Change(*rail_links._NO_ROUTES, "", "")
 
 
-@pytest.mark.parametrize(
-    ("there", "changes", "words"),
-    [
-        (True, [WRITE], ["stop", "restart"]),
-        (True, [WRITE, SOURCE], ["stop", "restart"]),
-        (True, [NO_ROUTES, WRITE], ["stop"]),
-        (False, [WRITE], []),
-        (False, [WRITE, SOURCE], ["restart"]),
-    ],
-)
+@pytest.mark.parametrize(("there", "changes", "words"), [
+    (True, [WRITE], ["stop", "restart"]),
+    (True, [WRITE, SOURCE], ["stop", "restart"]),
+    (True, [NO_ROUTES, WRITE], ["stop"]),
+    (False, [WRITE], []),
+    (False, [WRITE, SOURCE], ["restart"]),
+])  # fmt: skip
 def test_routes_of_the_script_before_go_before_it(tmp_path, put, monkeypatch, there, changes, words):
     monkeypatch.setattr(rail_links, "running", lambda root: True)
     put(enabled(paths.OWN_ROUTES_UNIT)[0].lstrip("/"), "")

@@ -42,19 +42,16 @@ def facts(**device):
     return {"node": {"container": None}, "devices": {"0000:3b:00.0": described}, "owned_files": {}, "enabled": []}
 
 
-@pytest.mark.parametrize(
-    ("device", "vfs", "consent", "seen", "actions"),
-    [
-        ({"total": 0}, 4, None, "supports no VFs", 0),
-        ({}, 9, None, "the firmware allows 8", 0),
-        ({"virtual": True}, 1, None, "itself a VF", 0),
-        ({"enabled": 2}, 4, None, "removes all of them first", 0),
-        ({}, 8, None, "", 4),
-        ({"enabled": 8}, 8, None, "", 3),
-        ({"enabled": 2}, 8, True, "", 4),
-        ({"enabled": 2}, 8, False, "", 3),
-    ],
-)
+@pytest.mark.parametrize(("device", "vfs", "consent", "seen", "actions"), [
+    ({"total": 0}, 4, None, "supports no VFs", 0),
+    ({}, 9, None, "the firmware allows 8", 0),
+    ({"virtual": True}, 1, None, "itself a VF", 0),
+    ({"enabled": 2}, 4, None, "removes all of them first", 0),
+    ({}, 8, None, "", 4),
+    ({"enabled": 8}, 8, None, "", 3),
+    ({"enabled": 2}, 8, True, "", 4),
+    ({"enabled": 2}, 8, False, "", 3),
+])  # fmt: skip
 def test_what_firmware_or_kernel_would_refuse_is_refused_before_and_vfs_that_are_there_need_consent(
     device, vfs, consent, seen, actions
 ):
@@ -105,18 +102,15 @@ def test_a_guid_is_the_same_at_each_boot_and_no_other_vf_s():
     assert {guid[:3] for guid in others} == {"02:"}, "locally administered"
 
 
-@pytest.mark.parametrize(
-    ("device", "settings", "missing"),
-    [
-        ({"vf_guids": [None, None]}, {"vfs": 2}, OWN[:2]),
-        ({"vf_guids": ["0a11:2203:0030:0002", None]}, {"vfs": 2}, OWN[1:2]),
-        ({"vf_guids": ["", None]}, {"vfs": 2}, OWN[1:2]),  # the first is another driver's
-        ({"vf_guids": ["0a11:2203:0030:0002", "0a11:2203:0030:0003"]}, {"vfs": 2}, []),
-        ({"enabled": 0, "vf_guids": []}, {"vfs": 3}, OWN),
-        ({"vf_guids": [None, None]}, {"vfs": 2, "guids": False}, []),
-        ({"vf_guids": [None, None], "infiniband": False}, {"vfs": 2}, []),
-    ],
-)
+@pytest.mark.parametrize(("device", "settings", "missing"), [
+    ({"vf_guids": [None, None]}, {"vfs": 2}, OWN[:2]),
+    ({"vf_guids": ["0a11:2203:0030:0002", None]}, {"vfs": 2}, OWN[1:2]),
+    ({"vf_guids": ["", None]}, {"vfs": 2}, OWN[1:2]),  # the first is another driver's
+    ({"vf_guids": ["0a11:2203:0030:0002", "0a11:2203:0030:0003"]}, {"vfs": 2}, []),
+    ({"enabled": 0, "vf_guids": []}, {"vfs": 3}, OWN),
+    ({"vf_guids": [None, None]}, {"vfs": 2, "guids": False}, []),
+    ({"vf_guids": [None, None], "infiniband": False}, {"vfs": 2}, []),
+])  # fmt: skip
 def test_vfs_of_an_infiniband_port_without_a_guid_get_one(device, settings, missing):
     known = facts(**{"enabled": 2, "infiniband": True, "node_guid": PORT_GUID, **device})
     made = sriov.plan(known, [{"pci": "0000:3b:00.0", **settings}], None)

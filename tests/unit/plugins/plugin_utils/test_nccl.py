@@ -45,18 +45,15 @@ def test_the_job_rides_the_class_of_the_plan_on_roce_alone(nodes):
     assert (made["NCCL_IB_TC"], made["NCCL_GIN_IB_TC"], made["NCCL_IB_SL"]) == ("105", "105", "5")
 
 
-@pytest.mark.parametrize(
-    ("changes", "names", "span"),
-    [
-        ({}, [f"default/rail{index}" for index in range(8)], "10.56.0.0/21"),
-        ({"networks_rails": False}, [], None),
-        (
-            {"networks_attachments": [{"name": "own", "type": "macvlan", "rail": 1, "namespaces": ["of-mine"]}]},
-            ["of-mine/own"],
-            None,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "names", "span"), [
+    ({}, [f"default/rail{index}" for index in range(8)], "10.56.0.0/21"),
+    ({"networks_rails": False}, [], None),
+    (
+        {"networks_attachments": [{"name": "own", "type": "macvlan", "rail": 1, "namespaces": ["of-mine"]}]},
+        ["of-mine/own"],
+        None,
+    ),
+])  # fmt: skip
 def test_roce_rails_get_the_networks_that_are_planned_for_them_and_are_refused_without(
     nodes, variables, changes, names, span
 ):

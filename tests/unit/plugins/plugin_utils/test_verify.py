@@ -97,19 +97,16 @@ NIC = {
 NIC_IDS = ("dcbx", "trust", "dscp", "cnp-dscp", "pfc", "pause")
 
 
-@pytest.mark.parametrize(
-    ("plan", "nic", "failed", "unverified"),
-    [
-        ("doroce", {}, [], []),
-        ("oracle", {}, ["dscp", "cnp-dscp", "pfc"], []),
-        ("doroce", {"trust": "pcp", "dscp": {}}, ["trust", "dscp", "cnp-dscp"], []),
-        ("doroce", {"pfc": {"priorities": [3, 6]}, "pause": {"rx": True, "tx": False}}, ["pfc", "pause"], []),
-        ("doroce", {"dcbx": "firmware"}, ["dcbx"], []),
-        ("doroce", {"pfc": None, "pause": "unknown: cut off"}, [], ["pfc", "pause"]),
-        ("doroce", dict.fromkeys(("trust", "dscp", "pfc", "dcbx", "pause")), [], None),
-        (None, {"pfc": {"priorities": [3, 6]}}, None, []),
-    ],
-)
+@pytest.mark.parametrize(("plan", "nic", "failed", "unverified"), [
+    ("doroce", {}, [], []),
+    ("oracle", {}, ["dscp", "cnp-dscp", "pfc"], []),
+    ("doroce", {"trust": "pcp", "dscp": {}}, ["trust", "dscp", "cnp-dscp"], []),
+    ("doroce", {"pfc": {"priorities": [3, 6]}, "pause": {"rx": True, "tx": False}}, ["pfc", "pause"], []),
+    ("doroce", {"dcbx": "firmware"}, ["dcbx"], []),
+    ("doroce", {"pfc": None, "pause": "unknown: cut off"}, [], ["pfc", "pause"]),
+    ("doroce", dict.fromkeys(("trust", "dscp", "pfc", "dcbx", "pause")), [], None),
+    (None, {"pfc": {"priorities": [3, 6]}}, None, []),
+])  # fmt: skip
 def test_the_settings_of_a_nic_are_checked_against_the_plan_where_there_is_one(node, plan, nic, failed, unverified):
     node.facts["qos"]["nics"] = [{**NIC, **nic}]
     node.variables["fabric_plan"] = plan
@@ -241,20 +238,17 @@ def a_path(verdict, topology="switch", bridge="0000:02:00.0", control=0x1D, owne
     return change
 
 
-@pytest.mark.parametrize(
-    ("change", "identity", "status"),
-    [
-        (lambda n: n.facts["pcie"].update(paths=[]), "path", "unused"),
-        (a_path("direct"), "path:0:mlx5_0", "passed"),
-        (a_path("translated"), "path:0:mlx5_0", "failed"),
-        (a_path("root-complex", "root-port", None), "path:0:mlx5_0", "passed"),
-        (a_path("root-complex", "unsupported"), "path:0:mlx5_0", "not_verified"),
-        (a_path("unknown"), "path:0:mlx5_0", "not_verified"),
-        (a_path("direct", control=0, owned=PARAMETER), "acs:0000:02:00.0", "passed"),
-        (a_path("translated", owned=PARAMETER), "acs:0000:02:00.0", "failed"),
-        (a_path("direct", owned=PARAMETER.replace("02:", "09:")), "acs:0000:09:00.0", "failed"),
-    ],
-)
+@pytest.mark.parametrize(("change", "identity", "status"), [
+    (lambda n: n.facts["pcie"].update(paths=[]), "path", "unused"),
+    (a_path("direct"), "path:0:mlx5_0", "passed"),
+    (a_path("translated"), "path:0:mlx5_0", "failed"),
+    (a_path("root-complex", "root-port", None), "path:0:mlx5_0", "passed"),
+    (a_path("root-complex", "unsupported"), "path:0:mlx5_0", "not_verified"),
+    (a_path("unknown"), "path:0:mlx5_0", "not_verified"),
+    (a_path("direct", control=0, owned=PARAMETER), "acs:0000:02:00.0", "passed"),
+    (a_path("translated", owned=PARAMETER), "acs:0000:02:00.0", "failed"),
+    (a_path("direct", owned=PARAMETER.replace("02:", "09:")), "acs:0000:09:00.0", "failed"),
+])  # fmt: skip
 def test_the_path_of_each_pair(node, change, identity, status):
     change(node)
     assert node.judged()[identity]["status"] == status

@@ -109,18 +109,15 @@ UNVERSIONED = {**without("python"), "usr/bin/python3": "python"}
 OWN = {**without("python"), "usr/bin/python3": "-> python3.8", "usr/bin/python3.8": "python"}
 
 
-@pytest.mark.parametrize(
-    ("files", "options", "wanted"),
-    [
-        pytest.param(without("python"), {}, NO_PYTHON, id="no python"),
-        pytest.param(UNVERSIONED, {}, NO_PYTHON, id="a python without a version"),
-        pytest.param(without("python3.12"), {}, NO_PYTHON, id="a link into nothing"),
-        pytest.param(without("ld-linux"), {}, "ld-linux-x86-64.so.2", id="musl"),
-        (without("libstdc"), {}, "libstdc++.so.6"),
-        pytest.param(OWN, {}, "a Python that the lock has wheels for", id="an old python"),
-        (SLIM, {"damaged": True}, f"layer {DIGEST}"),
-    ],
-)
+@pytest.mark.parametrize(("files", "options", "wanted"), [
+    pytest.param(without("python"), {}, NO_PYTHON, id="no python"),
+    pytest.param(UNVERSIONED, {}, NO_PYTHON, id="a python without a version"),
+    pytest.param(without("python3.12"), {}, NO_PYTHON, id="a link into nothing"),
+    pytest.param(without("ld-linux"), {}, "ld-linux-x86-64.so.2", id="musl"),
+    (without("libstdc"), {}, "libstdc++.so.6"),
+    pytest.param(OWN, {}, "a Python that the lock has wheels for", id="an old python"),
+    (SLIM, {"damaged": True}, f"layer {DIGEST}"),
+])  # fmt: skip
 def test_a_base_that_cannot_carry_the_plugin_is_refused_and_nothing_is_written(tmp_path, parts, files, options, wanted):
     with pytest.raises(Refused) as refused:
         build(tmp_path, parts, files, **options)
@@ -181,20 +178,17 @@ IMAGE = {"name": "a", "version": "1", "used_by": "k3s", "reference": "b/a:1", "d
 NULL = {"architecture": "amd64", "url": "https://a/b", "sha256": None}
 
 
-@pytest.mark.parametrize(
-    ("lock", "wanted"),
-    [
-        ({"artifacts": [row(files=[NULL])], "images": [IMAGE]}, None),  # null is no fault
-        ({"origin": "mine"}, "lock: origin"),
-        ({"artifacts": {"k3s": {}}}, "lock: artifacts"),
-        ({"artifacts": [row(version=None)]}, "lock: artifacts, k3s"),
-        ({"images": [{**IMAGE, "name": ""}]}, "lock: images, row 1"),
-        ({"artifacts": [row(files=[{"architecture": "amd64", "sha256": None}])]}, "lock: artifacts, k3s"),
-        ({"artifacts": [row(files=[{**NULL, "sha256": "12"}])]}, "lock: artifacts, k3s"),
-        ({"images": [{**IMAGE, "digests": {"amd64": "0" * 64}}]}, "lock: images, a"),
-        ({"images": [{**IMAGE, "digests": {"x86_64": DIGEST}}]}, "lock: images, a"),
-    ],
-)
+@pytest.mark.parametrize(("lock", "wanted"), [
+    ({"artifacts": [row(files=[NULL])], "images": [IMAGE]}, None),  # null is no fault
+    ({"origin": "mine"}, "lock: origin"),
+    ({"artifacts": {"k3s": {}}}, "lock: artifacts"),
+    ({"artifacts": [row(version=None)]}, "lock: artifacts, k3s"),
+    ({"images": [{**IMAGE, "name": ""}]}, "lock: images, row 1"),
+    ({"artifacts": [row(files=[{"architecture": "amd64", "sha256": None}])]}, "lock: artifacts, k3s"),
+    ({"artifacts": [row(files=[{**NULL, "sha256": "12"}])]}, "lock: artifacts, k3s"),
+    ({"images": [{**IMAGE, "digests": {"amd64": "0" * 64}}]}, "lock: images, a"),
+    ({"images": [{**IMAGE, "digests": {"x86_64": DIGEST}}]}, "lock: images, a"),
+])  # fmt: skip
 def test_a_lock_that_cannot_be_used_is_refused(lock, wanted):
     found = bundle_lock.malformed(lock)
     assert [finding.object for finding in found] == ([wanted] if wanted else [])

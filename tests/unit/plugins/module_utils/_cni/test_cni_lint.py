@@ -200,18 +200,15 @@ def test_flannel_itself_may_listen_on_its_health_port(node):
     assert node.findings() == []
 
 
-@pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        ([], {}),
-        (["version = 2\n"], {}),
-        ([f'{CNI_TABLE}bin_dirs = [\n  "/a", # first\n  "/b",\n]\n'], {"bin_dirs": ["/a", "/b"]}),
-        ([f"{CNI_TABLE}conf_dir = '/c#d'\nmax_conf_num = 3\n"], {"conf_dir": "/c#d", "max_conf_num": 3}),
-        (['[plugins."io.containerd.grpc.v1.cri".cni]\nbin_dir = "/a"\n'], {"bin_dirs": ["/a"]}),
-        ([f"{CNI_TABLE}conf_dir = '/one'\n", f"{CNI_TABLE}conf_dir = '/two'\n"], {"conf_dir": "/two"}),
-        (["[plugins.'io.containerd.cri.v1.runtime'.containerd]\nconf_dir = '/x'\n"], {}),
-    ],
-)
+@pytest.mark.parametrize(("texts", "expected"), [
+    ([], {}),
+    (["version = 2\n"], {}),
+    ([f'{CNI_TABLE}bin_dirs = [\n  "/a", # first\n  "/b",\n]\n'], {"bin_dirs": ["/a", "/b"]}),
+    ([f"{CNI_TABLE}conf_dir = '/c#d'\nmax_conf_num = 3\n"], {"conf_dir": "/c#d", "max_conf_num": 3}),
+    (['[plugins."io.containerd.grpc.v1.cri".cni]\nbin_dir = "/a"\n'], {"bin_dirs": ["/a"]}),
+    ([f"{CNI_TABLE}conf_dir = '/one'\n", f"{CNI_TABLE}conf_dir = '/two'\n"], {"conf_dir": "/two"}),
+    (["[plugins.'io.containerd.cri.v1.runtime'.containerd]\nconf_dir = '/x'\n"], {}),
+])  # fmt: skip
 def test_containerd_is_read_as_it_reads_itself(texts, expected):
     assert containerd.cni(texts) == {**containerd.DEFAULTS, **expected}
 
@@ -292,16 +289,13 @@ def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):
     return [item["id"] for _host, item in cluster_checks.lint({"nodes": [node]}, [host], {}, allowed)]
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ({}, []),
-        ({"address": None}, []),
-        ({"address": "198.18.10.1", "vxlan_mtu": 8950, "allowed": True}, []),
-        ({"address": "198.18.10.1", "vxlan_mtu": 8950}, ["cluster:pod-nic"]),
-        ({"vxlan_mtu": 8950}, ["cluster:pod-mtu"]),
-    ],
-)
+@pytest.mark.parametrize(("given", "found"), [
+    ({}, []),
+    ({"address": None}, []),
+    ({"address": "198.18.10.1", "vxlan_mtu": 8950, "allowed": True}, []),
+    ({"address": "198.18.10.1", "vxlan_mtu": 8950}, ["cluster:pod-nic"]),
+    ({"vxlan_mtu": 8950}, ["cluster:pod-mtu"]),
+])  # fmt: skip
 def test_k8_verify_names_a_rail_that_carries_pod_traffic_and_an_mtu_that_does_not_fit(given, found):
     assert pod_nic(**given) == found
 
@@ -483,17 +477,14 @@ def test_no_value_however_odd_breaks_the_linter(kind):
             lint(from_objects([nad(config), nad(config, "other")]), nodes(2), CLUSTER)
 
 
-@pytest.mark.parametrize(
-    ("ipam", "pods", "enough"),
-    [
-        # What host-local of the CNI plugins v1.9.1 was seen to hand out of these, before it said that none is left.
-        ({"subnet": "10.9.0.0/28"}, 13, True),
-        ({"subnet": "10.9.0.0/28"}, 14, False),
-        ({"subnet": "10.9.0.0/28", "gateway": "10.9.0.14", "rangeEnd": "10.9.0.8"}, 8, True),
-        ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.1", "rangeEnd": "10.9.0.8"}, 8, False),
-        ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.2", "rangeEnd": "10.9.0.9"}, 8, True),
-    ],
-)
+@pytest.mark.parametrize(("ipam", "pods", "enough"), [
+    # What host-local of the CNI plugins v1.9.1 was seen to hand out of these, before it said that none is left.
+    ({"subnet": "10.9.0.0/28"}, 13, True),
+    ({"subnet": "10.9.0.0/28"}, 14, False),
+    ({"subnet": "10.9.0.0/28", "gateway": "10.9.0.14", "rangeEnd": "10.9.0.8"}, 8, True),
+    ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.1", "rangeEnd": "10.9.0.8"}, 8, False),
+    ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.2", "rangeEnd": "10.9.0.9"}, 8, True),
+])  # fmt: skip
 def test_addresses_are_counted_as_host_local_hands_them_out(ipam, pods, enough):
     found = ids([nad({**MACVLAN, "ipam": {"type": "host-local", **ipam}})], pods_per_node=pods)
     assert found == ([] if enough else ["nad:block-size"])

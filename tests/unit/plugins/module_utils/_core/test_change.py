@@ -230,16 +230,13 @@ converge(module, dict, plan, apply, more)
 """
 
 
-@pytest.mark.parametrize(
-    ("place", "check", "changed", "changes"),
-    [
-        ("plan", False, False, []),
-        ("apply 0", False, True, []),
-        ("apply 1", False, True, ["file /a"]),
-        ("more", False, True, ["file /a", "file /b"]),
-        ("more", True, False, []),
-    ],
-)
+@pytest.mark.parametrize(("place", "check", "changed", "changes"), [
+    ("plan", False, False, []),
+    ("apply 0", False, True, []),
+    ("apply 1", False, True, ["file /a"]),
+    ("more", False, True, ["file /a", "file /b"]),
+    ("more", True, False, []),
+])  # fmt: skip
 def test_a_module_tells_what_had_changed_before_an_unforeseen_error(put, place, check, changed, changes):
     program = put("changes.py", MODULE)
     asked = {"at": place, "token": "s3cr3t-t0k3n", "_ansible_check_mode": check, "_ansible_module_name": "changes"}

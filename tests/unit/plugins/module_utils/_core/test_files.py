@@ -14,16 +14,13 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 PATH = "/etc/modprobe.d/zz.conf"
 
 
-@pytest.mark.parametrize(
-    ("owned", "expected"),
-    [
-        (None, ("write", "", "new\n")),
-        ({"mode": "0644", "content": "old"}, ("write", "old\n", "new\n")),
-        ({"mode": "0600", "content": "new"}, ("mode", "0600", "0644")),
-        ({"mode": "0644", "content": "new\n"}, None),
-        ({"mode": "0644", "content": "new"}, None),
-    ],
-)
+@pytest.mark.parametrize(("owned", "expected"), [
+    (None, ("write", "", "new\n")),
+    ({"mode": "0644", "content": "old"}, ("write", "old\n", "new\n")),
+    ({"mode": "0600", "content": "new"}, ("mode", "0600", "0644")),
+    ({"mode": "0644", "content": "new\n"}, None),
+    ({"mode": "0644", "content": "new"}, None),
+])  # fmt: skip
 def test_what_is_planned(owned, expected):
     made = Plan()
     changed = files.plan_file(made, {"owned_files": {PATH: owned} if owned else {}}, PATH, "new\n")
@@ -49,17 +46,14 @@ def test_changes_are_carried_out_below_the_root(tmp_path):
 ONE, DEP = "options ib_core netns_mode=1", "softdep b pre: c"
 
 
-@pytest.mark.parametrize(
-    ("content", "directive", "line", "expected"),
-    [
-        ("", "options ib_core", ONE, [ONE]),
-        ("options ib_core netns_mode=0", "options ib_core", ONE, [ONE]),
-        (DEP, "options ib_core", ONE, [ONE, DEP]),
-        (f"{DEP}\n{ONE}", "softdep b", None, [ONE]),
-        ("options ib_core_other y=1", "options ib_core", None, ["options ib_core_other y=1"]),
-        (ONE, "options ib_core", None, []),
-    ],
-)
+@pytest.mark.parametrize(("content", "directive", "line", "expected"), [
+    ("", "options ib_core", ONE, [ONE]),
+    ("options ib_core netns_mode=0", "options ib_core", ONE, [ONE]),
+    (DEP, "options ib_core", ONE, [ONE, DEP]),
+    (f"{DEP}\n{ONE}", "softdep b", None, [ONE]),
+    ("options ib_core_other y=1", "options ib_core", None, ["options ib_core_other y=1"]),
+    (ONE, "options ib_core", None, []),
+])  # fmt: skip
 def test_two_roles_share_one_file_line_by_line(content, directive, line, expected):
     text = files.with_directive(content, directive, line)
     assert text == files.HEADER + "".join(f"{kept}\n" for kept in expected)

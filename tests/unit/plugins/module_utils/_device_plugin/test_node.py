@@ -161,20 +161,17 @@ FOUND = {"namespace": "kube-system", "name": "rdma-shared-dp-ds", "image": "go:1
 THERE = "kube-system/rdma-shared-dp-ds"
 
 
-@pytest.mark.parametrize(
-    ("found", "replaced", "allowed", "outcome"),
-    [
-        ([], "", None, (0, 0, 0)),
-        ([FOUND], "", None, (0, 1, 0)),
-        ([FOUND], "", True, (1, 0, 0)),
-        ([FOUND], "", False, (0, 0, 1)),
-        ([FOUND], THERE, None, (0, 0, 0)),
-        ([{**FOUND, "name": "other"}], THERE, None, (0, 1, 0)),
-        ([{**FOUND, "ours": True}], "", None, (1, 0, 0)),
-        ([{**FOUND, "owner": "NicClusterPolicy nic"}], "", True, (0, 1, 0)),
-        ([{**FOUND, "owner": "NicClusterPolicy nic"}], THERE, True, (0, 1, 0)),
-    ],
-)
+@pytest.mark.parametrize(("found", "replaced", "allowed", "outcome"), [
+    ([], "", None, (0, 0, 0)),
+    ([FOUND], "", None, (0, 1, 0)),
+    ([FOUND], "", True, (1, 0, 0)),
+    ([FOUND], "", False, (0, 0, 1)),
+    ([FOUND], THERE, None, (0, 0, 0)),
+    ([{**FOUND, "name": "other"}], THERE, None, (0, 1, 0)),
+    ([{**FOUND, "ours": True}], "", None, (1, 0, 0)),
+    ([{**FOUND, "owner": "NicClusterPolicy nic"}], "", True, (0, 1, 0)),
+    ([{**FOUND, "owner": "NicClusterPolicy nic"}], THERE, True, (0, 1, 0)),
+])  # fmt: skip
 def test_daemonsets_go_on_consent_and_those_of_an_operator_never(found, replaced, allowed, outcome):
     made = migration.plan(found, {"replaced": replaced, "migrate_allowed": allowed})
     assert (len(made.changes), len(made.findings), len(made.not_applied)) == outcome
@@ -372,20 +369,17 @@ def rails(resources, api, dra_rails=()):
     return dra.rails(dra.served(resources, api, dra_rails, FACTS)[1], FACTS)
 
 
-@pytest.mark.parametrize(
-    ("resources", "api", "dra_rails", "wanted"),
-    [
-        ("rails", "dra", (), {number: f"rdma/hca_shared_devices_{number}" for number in range(3)}),
-        ("rails", "both", (1,), {1: "rdma/hca_shared_devices_1"}),
-        ("rails", "both", (), {}),
-        # A pool of all HCAs stands for no single rail.
-        ([entry("pool", selectors={"vendors": ["15b3"]})], "dra", (), {0: None, 1: None, 2: None}),
-        # Keys in any case, our own prefix, a shell pattern, the other entry left to the device plugin.
-        ([entry("a", selectors={"ifNames": ["eth0"]}), OTHER_CASE], "both", (), {2: "x.io/b"}),
-        # Two entries on one HCA: which of them a request for the rail means is not known.
-        ([entry("a", devices=["eth0"]), entry("b", selectors={"ifNames": ["eth0"]})], "dra", (), {0: None}),
-    ],
-)
+@pytest.mark.parametrize(("resources", "api", "dra_rails", "wanted"), [
+    ("rails", "dra", (), {number: f"rdma/hca_shared_devices_{number}" for number in range(3)}),
+    ("rails", "both", (1,), {1: "rdma/hca_shared_devices_1"}),
+    ("rails", "both", (), {}),
+    # A pool of all HCAs stands for no single rail.
+    ([entry("pool", selectors={"vendors": ["15b3"]})], "dra", (), {0: None, 1: None, 2: None}),
+    # Keys in any case, our own prefix, a shell pattern, the other entry left to the device plugin.
+    ([entry("a", selectors={"ifNames": ["eth0"]}), OTHER_CASE], "both", (), {2: "x.io/b"}),
+    # Two entries on one HCA: which of them a request for the rail means is not known.
+    ([entry("a", devices=["eth0"]), entry("b", selectors={"ifNames": ["eth0"]})], "dra", (), {0: None}),
+])  # fmt: skip
 def test_rails_over_dra_with_the_resource_that_stands_for_each(resources, api, dra_rails, wanted):
     assert rails(resources, api, dra_rails) == wanted
 

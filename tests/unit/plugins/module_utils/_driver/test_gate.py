@@ -191,22 +191,19 @@ def values(**named):
     return {"param": {AT: rows}}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "mode", "verdict", "says"),
-    [
-        (values(enable_roce=("driverinit", True), max_macs=("driverinit", 64)), "legacy", "reload", ""),
-        (values(enable_roce=("driverinit", False)), "legacy", "reboot", "enable_roce false"),
-        (values(esw_multiport=("runtime", True)), "legacy", "reboot", "esw_multiport true"),
-        (values(max_macs=("driverinit", 64, 128)), "legacy", "reboot", "max_macs 64"),
-        (values(enable_roce=("driverinit", False, False)), "legacy", "reload", ""),
-        (values(of_tomorrow=("runtime", 3)), "legacy", "reboot", "of_tomorrow 3"),
-        (values(enable_roce=("permanent", False)), "legacy", "reload", ""),
-        ({"param": {}}, "switchdev", "reboot", "eswitch mode switchdev"),
-        ({"param": {}}, None, "reload", ""),  # the card has no embedded switch
-        ("cut", "legacy", "reload", "Not verified: the mode of embedded switches"),
-        (None, "legacy", "reload", "Not verified: the mode of embedded switches"),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "mode", "verdict", "says"), [
+    (values(enable_roce=("driverinit", True), max_macs=("driverinit", 64)), "legacy", "reload", ""),
+    (values(enable_roce=("driverinit", False)), "legacy", "reboot", "enable_roce false"),
+    (values(esw_multiport=("runtime", True)), "legacy", "reboot", "esw_multiport true"),
+    (values(max_macs=("driverinit", 64, 128)), "legacy", "reboot", "max_macs 64"),
+    (values(enable_roce=("driverinit", False, False)), "legacy", "reload", ""),
+    (values(of_tomorrow=("runtime", 3)), "legacy", "reboot", "of_tomorrow 3"),
+    (values(enable_roce=("permanent", False)), "legacy", "reload", ""),
+    ({"param": {}}, "switchdev", "reboot", "eswitch mode switchdev"),
+    ({"param": {}}, None, "reload", ""),  # the card has no embedded switch
+    ("cut", "legacy", "reload", "Not verified: the mode of embedded switches"),
+    (None, "legacy", "reload", "Not verified: the mode of embedded switches"),
+])  # fmt: skip
 def test_what_only_devlink_shows_is_not_lost_by_a_reload(tmp_path, parameters, mode, verdict, says):
     def run(argv):
         if "param" in argv:

@@ -100,16 +100,13 @@ def test_the_whole_order_on_rhel(wanted, version, kernel):
     ]
 
 
-@pytest.mark.parametrize(
-    ("enabled", "stops"),
-    [
-        ([("rhel-9-for-x86_64-baseos-rpms", ""), ("rhel-9-for-x86_64-appstream-rpms", "")], True),
-        ([], True),
-        ([("baseos", ""), ("epel", "")], False),
-        ([("appstream", "baseurl=https://mirror.example.net/epel/9/\n")], False),
-        ([("baseos", ""), ("site-extra", "")], False),
-    ],
-)
+@pytest.mark.parametrize(("enabled", "stops"), [
+    ([("rhel-9-for-x86_64-baseos-rpms", ""), ("rhel-9-for-x86_64-appstream-rpms", "")], True),
+    ([], True),
+    ([("baseos", ""), ("epel", "")], False),
+    ([("appstream", "baseurl=https://mirror.example.net/epel/9/\n")], False),
+    ([("baseos", ""), ("site-extra", "")], False),
+])  # fmt: skip
 def test_on_rhel_dkms_needs_epel_and_the_preflight_says_so(wanted, enabled, stops):
     node = state("dnf", rhel(), installed={"gcc": "11"}, enabled_repositories=enabled)
     made = plan(node, wanted)

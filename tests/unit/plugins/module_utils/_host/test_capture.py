@@ -265,20 +265,17 @@ def test_what_the_kernel_that_boots_next_lacks_is_named(node, lost, text):
     assert (said, unknown) == ("" if "grub" in lost else wanted, [])
 
 
-@pytest.mark.parametrize(
-    ("default", "environment", "kernel"),
-    [
-        ("0", "", "6.8"),
-        ("0", "next_entry=1>1\n#####", "6.1"),
-        ("1>1", "", "6.1"),
-        ("1", "", "6.8"),
-        ("gnulinux-advanced-1>gnulinux-6.1-advanced-1", "", "6.1"),
-        ("Advanced options for Debian GNU/Linux>Debian GNU/Linux, with Linux 6.1", "", "6.1"),
-        ("${saved_entry}", "saved_entry=gnulinux-advanced-1>gnulinux-6.1-advanced-1\n", "6.1"),
-        ("${saved_entry}", "", "6.8"),
-        ("gone", "", "6.8"),
-    ],
-)
+@pytest.mark.parametrize(("default", "environment", "kernel"), [
+    ("0", "", "6.8"),
+    ("0", "next_entry=1>1\n#####", "6.1"),
+    ("1>1", "", "6.1"),
+    ("1", "", "6.8"),
+    ("gnulinux-advanced-1>gnulinux-6.1-advanced-1", "", "6.1"),
+    ("Advanced options for Debian GNU/Linux>Debian GNU/Linux, with Linux 6.1", "", "6.1"),
+    ("${saved_entry}", "saved_entry=gnulinux-advanced-1>gnulinux-6.1-advanced-1\n", "6.1"),
+    ("${saved_entry}", "", "6.8"),
+    ("gone", "", "6.8"),
+])  # fmt: skip
 def test_the_default_entry_is_found_as_grub_finds_it(node, default, environment, kernel):
     said, _unknown = node(debian(default, environment))
     assert said.startswith(f"kernel {kernel}, which boots next")
@@ -296,20 +293,17 @@ def test_entries_of_the_boot_loader_specification_are_read(node, saved, kernel):
     assert node({**entries, **grub}, [kernel]) == ("", [])
 
 
-@pytest.mark.parametrize(
-    ("files", "said", "unknown"),
-    [
-        (debian("uefi-firmware"), "", 1),  # it starts no Linux
-        ({**debian("2"), "boot/memtest86+.bin": "x"}, "kernel /boot/memtest86+.bin, which boots next", 1),
-        ({}, "", 1),
-        # Without GRUB the newest kernel of /boot counts.
-        (
-            {"boot/vmlinuz-6.1.0-100": "x", "boot/vmlinuz-6.1.0-56": "x", "boot/vmlinuz-6.2.old": "x"},
-            "kernel 6.1.0-100",
-            0,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("files", "said", "unknown"), [
+    (debian("uefi-firmware"), "", 1),  # it starts no Linux
+    ({**debian("2"), "boot/memtest86+.bin": "x"}, "kernel /boot/memtest86+.bin, which boots next", 1),
+    ({}, "", 1),
+    # Without GRUB the newest kernel of /boot counts.
+    (
+        {"boot/vmlinuz-6.1.0-100": "x", "boot/vmlinuz-6.1.0-56": "x", "boot/vmlinuz-6.2.old": "x"},
+        "kernel 6.1.0-100",
+        0,
+    ),
+])  # fmt: skip
 def test_what_is_no_kernel_of_grub(node, files, said, unknown):
     found, not_verified = node(files)
     assert found.startswith(said)

@@ -179,17 +179,14 @@ def test_what_is_said_of_peermem(facts, choice, gpudirect, peermem, findings, no
     assert f"module {PEERMEM}" not in [change.object for change in made.changes]
 
 
-@pytest.mark.parametrize(
-    ("sources", "stale", "expected"),
-    [
-        ({}, [], []),
-        ({OURS: 50.0}, [], []),
-        ({OURS: 100.0}, [], [OLD]),
-        ({OURS: 400.0}, [], [OLD, NEW]),
-        ({OURS: 50.0, "/etc/modprobe.d": 200.0}, [], [OLD]),
-        ({}, [NEW, "/boot/gone"], [NEW]),  # what check mode would make stale is announced
-    ],
-)
+@pytest.mark.parametrize(("sources", "stale", "expected"), [
+    ({}, [], []),
+    ({OURS: 50.0}, [], []),
+    ({OURS: 100.0}, [], [OLD]),
+    ({OURS: 400.0}, [], [OLD, NEW]),
+    ({OURS: 50.0, "/etc/modprobe.d": 200.0}, [], [OLD]),
+    ({}, [NEW, "/boot/gone"], [NEW]),  # what check mode would make stale is announced
+])  # fmt: skip
 def test_images_are_rebuilt_by_age(facts, sources, stale, expected):
     made = initramfs.plan(facts, {"sources": sources, "stale": stale})
     assert [(change.object, change.action) for change in made.changes] == [(path, "rebuild") for path in expected]
@@ -249,20 +246,17 @@ def nothing(_node, _built):
     pass
 
 
-@pytest.mark.parametrize(
-    ("core", "client", "where", "more", "verdict", "action"),
-    [
-        ("old", "old", OFED, nothing, "ready", "Load nvidia_peermem"),
-        ("inbox", "inbox", STACK, nothing, "stub", "Install the OFED driver first"),
-        ("new", "inbox", STACK, nothing, "stub", "Rebuild the NVIDIA driver for kernel"),
-        ("new", "old", OFED, nothing, "crc-mismatch", "Rebuild the NVIDIA driver"),
-        ("inbox", "old", STACK, nothing, "missing-symbol", "driver_flavor: doca"),
-        ("new", "old", OFED, wrong_tree, "wrong-tree", OLD_KERNEL),
-        ("new", "inbox", OFED, wrong_tree, "wrong-tree", OLD_KERNEL),
-        ("old", "old", OFED, legacy, "legacy", "nvidia-peer-memory-dkms"),
-        ("old", "old", OFED, stale, "stale-memory", "Reload the RDMA driver or reboot"),
-    ],
-)
+@pytest.mark.parametrize(("core", "client", "where", "more", "verdict", "action"), [
+    ("old", "old", OFED, nothing, "ready", "Load nvidia_peermem"),
+    ("inbox", "inbox", STACK, nothing, "stub", "Install the OFED driver first"),
+    ("new", "inbox", STACK, nothing, "stub", "Rebuild the NVIDIA driver for kernel"),
+    ("new", "old", OFED, nothing, "crc-mismatch", "Rebuild the NVIDIA driver"),
+    ("inbox", "old", STACK, nothing, "missing-symbol", "driver_flavor: doca"),
+    ("new", "old", OFED, wrong_tree, "wrong-tree", OLD_KERNEL),
+    ("new", "inbox", OFED, wrong_tree, "wrong-tree", OLD_KERNEL),
+    ("old", "old", OFED, legacy, "legacy", "nvidia-peer-memory-dkms"),
+    ("old", "old", OFED, stale, "stale-memory", "Reload the RDMA driver or reboot"),
+])  # fmt: skip
 def test_verdicts_and_a_module_that_cannot_load_is_refused(modules, built, core, client, where, more, verdict, action):
     node = modules(core, client, where)
     more(node, built)
@@ -351,20 +345,17 @@ OTHER = {"/sys/module/nvidia/version": "580.65.06"}
 STALE = {"/sys/module/ib_core/srcversion": "0123456789ABCDEF0123456"}
 
 
-@pytest.mark.parametrize(
-    ("built_as", "files", "options", "loads", "listed", "told"),
-    [
-        pytest.param(STUB, {}, {"gpudirect": "dmabuf"}, False, False, ["notes"], id="dma-buf is asked for"),
-        pytest.param(STUB, {}, {"gpudirect": "off"}, False, False, [], id="off"),
-        pytest.param(STUB, {}, {"driver_changes": True}, False, None, ["not_verified"], id="the driver changes first"),
-        pytest.param(STUB, {"/proc/driver/nvidia/version": OPEN}, {}, False, False, [], id="not needed"),
-        pytest.param(FITS, {}, {}, True, True, [], id="it fits"),
-        pytest.param(FITS, STALE, {}, False, True, ["not_applied"], id="it fits the disk only"),
-        pytest.param(FITS, OTHER, {}, False, None, ["notes"], id="a driver of another version"),
-        pytest.param(FITS, {"/sys/module/nvidia": None}, {}, False, None, ["notes"], id="no driver loaded"),
-        pytest.param(FITS, {f"{GPU}/vendor": "0x1002"}, {}, False, False, [], id="no GPU"),
-    ],
-)
+@pytest.mark.parametrize(("built_as", "files", "options", "loads", "listed", "told"), [
+    pytest.param(STUB, {}, {"gpudirect": "dmabuf"}, False, False, ["notes"], id="dma-buf is asked for"),
+    pytest.param(STUB, {}, {"gpudirect": "off"}, False, False, [], id="off"),
+    pytest.param(STUB, {}, {"driver_changes": True}, False, None, ["not_verified"], id="the driver changes first"),
+    pytest.param(STUB, {"/proc/driver/nvidia/version": OPEN}, {}, False, False, [], id="not needed"),
+    pytest.param(FITS, {}, {}, True, True, [], id="it fits"),
+    pytest.param(FITS, STALE, {}, False, True, ["not_applied"], id="it fits the disk only"),
+    pytest.param(FITS, OTHER, {}, False, None, ["notes"], id="a driver of another version"),
+    pytest.param(FITS, {"/sys/module/nvidia": None}, {}, False, None, ["notes"], id="no driver loaded"),
+    pytest.param(FITS, {f"{GPU}/vendor": "0x1002"}, {}, False, False, [], id="no GPU"),
+])  # fmt: skip
 def test_who_does_not_need_it_now_is_not_stopped(modules, built, built_as, files, options, loads, listed, told):
     node = modules(*built_as)
     for path, text in files.items():

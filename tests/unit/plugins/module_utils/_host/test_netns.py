@@ -74,18 +74,15 @@ def test_both_states_are_set_and_lines_of_others_in_our_file_stay(untouched, oth
     assert plan(untouched, SHARED).changes == wanted
 
 
-@pytest.mark.parametrize(
-    ("namespaces", "busy", "sets", "told"),
-    [
-        ([SLEEP, HOSTNAMED], False, False, ["pid 812 sleep", "pid 900 systemd-hostnam of systemd"]),
-        ([NAMED], False, False, ["/run/netns/x"]),
-        pytest.param([HOSTNAMED], False, True, None, id="short-lived units are waited for"),
-        pytest.param([HOSTNAMED], True, False, ["systemd-hostnamed.service"], id="short-lived ones that stay"),
-        pytest.param([], True, False, ["not visible"], id="no owner is visible"),
-        (UNREADABLE, False, True, None),
-        (UNREADABLE, True, False, ["root only"]),
-    ],
-)
+@pytest.mark.parametrize(("namespaces", "busy", "sets", "told"), [
+    ([SLEEP, HOSTNAMED], False, False, ["pid 812 sleep", "pid 900 systemd-hostnam of systemd"]),
+    ([NAMED], False, False, ["/run/netns/x"]),
+    pytest.param([HOSTNAMED], False, True, None, id="short-lived units are waited for"),
+    pytest.param([HOSTNAMED], True, False, ["systemd-hostnamed.service"], id="short-lived ones that stay"),
+    pytest.param([], True, False, ["not visible"], id="no owner is visible"),
+    (UNREADABLE, False, True, None),
+    (UNREADABLE, True, False, ["root only"]),
+])  # fmt: skip
 def test_a_workload_is_not_stopped_but_listed(untouched, namespaces, busy, sets, told):
     untouched["subsystem"]["namespaces"] = namespaces
     made = plan(untouched, SHARED, busy=busy)
@@ -94,20 +91,17 @@ def test_a_workload_is_not_stopped_but_listed(untouched, namespaces, busy, sets,
     assert all(part in made.reboot_reasons[0] for part in told or [])
 
 
-@pytest.mark.parametrize(
-    ("sources", "allowed", "changes", "findings", "told"),
-    [
-        pytest.param([source(), source("/etc/modprobe.d/b.conf")], None, [], 2, "findings", id="no consent"),
-        pytest.param([source()], True, [OURS, OBJECT], 0, "notes", id="consent"),
-        pytest.param([source()], False, [], 0, "not_applied", id="respected"),
-        pytest.param([source(mode="shared")], None, [OURS, OBJECT], 0, None, id="it agrees"),
-        *(
-            pytest.param([source(path, wins=True)], allowed, [], 1, "findings", id=f"{path} {allowed}")
-            for path in (CMDLINE, "/etc/modprobe.d/zzz.conf")
-            for allowed in (None, True, False)
-        ),
-    ],
-)
+@pytest.mark.parametrize(("sources", "allowed", "changes", "findings", "told"), [
+    pytest.param([source(), source("/etc/modprobe.d/b.conf")], None, [], 2, "findings", id="no consent"),
+    pytest.param([source()], True, [OURS, OBJECT], 0, "notes", id="consent"),
+    pytest.param([source()], False, [], 0, "not_applied", id="respected"),
+    pytest.param([source(mode="shared")], None, [OURS, OBJECT], 0, None, id="it agrees"),
+    *(
+        pytest.param([source(path, wins=True)], allowed, [], 1, "findings", id=f"{path} {allowed}")
+        for path in (CMDLINE, "/etc/modprobe.d/zzz.conf")
+        for allowed in (None, True, False)
+    ),
+])  # fmt: skip
 def test_a_foreign_file_is_overridden_on_consent_only_and_always_named(
     untouched, sources, allowed, changes, findings, told
 ):
@@ -233,19 +227,16 @@ NOBODY, NOGROUP = pwd.getpwnam("nobody")[2:4]
 
 
 @needs_root
-@pytest.mark.parametrize(
-    ("mode", "owner", "group", "user", "usable"),
-    [
-        (0o666, 54321, 54321, "nobody", True),
-        (0o664, 0, 0, "nobody", False),
-        (0o660, 0, NOGROUP, "nobody", True),
-        (0o606, 0, NOGROUP, "nobody", False),  # a group's member has the group's rights only
-        (0o600, NOBODY, 0, "nobody", True),
-        (0o066, NOBODY, 0, "nobody", False),
-        (0o660, 0, 0, "no-such-user", False),
-        (0o666, 0, 0, "no-such-user", True),
-    ],
-)
+@pytest.mark.parametrize(("mode", "owner", "group", "user", "usable"), [
+    (0o666, 54321, 54321, "nobody", True),
+    (0o664, 0, 0, "nobody", False),
+    (0o660, 0, NOGROUP, "nobody", True),
+    (0o606, 0, NOGROUP, "nobody", False),  # a group's member has the group's rights only
+    (0o600, NOBODY, 0, "nobody", True),
+    (0o066, NOBODY, 0, "nobody", False),
+    (0o660, 0, 0, "no-such-user", False),
+    (0o666, 0, 0, "no-such-user", True),
+])  # fmt: skip
 def test_a_device_is_usable_by_the_rights_of_the_first_class_that_fits(tmp_path, mode, owner, group, user, usable):
     path = tmp_path / "uverbs3"
     try:

@@ -243,24 +243,21 @@ PFC, FILES = {"pfc": {"priorities": [3, 6]}}, [paths.OWN_NIC_SCRIPT, paths.OWN_N
 NO_DCB, UNKNOWN = {"trust": None, "dscp": None, "pfc": None, "dcbx": None}, "unknown: Operation not permitted"
 
 
-@pytest.mark.parametrize(
-    ("seen", "wrong", "unknown"),
-    [
-        ({}, [], []),
-        ({"dcbx": "firmware"}, ["dcbx"], []),
-        ({"trust": "pcp", "dscp": {}}, ["trust", "dscp", "cnp-dscp"], []),
-        ({"dscp": {"26": [5], "48": [6]}}, ["dscp"], []),
-        ({"dscp": {"26": [3, 5], "48": [6]}}, ["dscp"], []),
-        ({"dscp": {"26": [3]}}, ["cnp-dscp"], []),
-        (PFC, ["pfc"], []),
-        ({"pfc": {"priorities": []}}, ["pfc"], []),
-        ({"pause": {"rx": False, "tx": True}}, ["pause"], []),
-        ({"pause": None, "dcbx": None}, [], ["dcbx", "pause"]),
-        ({"pfc": UNKNOWN, "pause": UNKNOWN}, [], ["pfc", "pause"]),
-        (dict.fromkeys(("trust", "dscp", "dcbx"), UNKNOWN), [], ["dcbx", "trust", "dscp", "cnp-dscp"]),
-        (NO_DCB, [], ["dcbx", "trust", "dscp", "cnp-dscp", "pfc"]),
-    ],
-)
+@pytest.mark.parametrize(("seen", "wrong", "unknown"), [
+    ({}, [], []),
+    ({"dcbx": "firmware"}, ["dcbx"], []),
+    ({"trust": "pcp", "dscp": {}}, ["trust", "dscp", "cnp-dscp"], []),
+    ({"dscp": {"26": [5], "48": [6]}}, ["dscp"], []),
+    ({"dscp": {"26": [3, 5], "48": [6]}}, ["dscp"], []),
+    ({"dscp": {"26": [3]}}, ["cnp-dscp"], []),
+    (PFC, ["pfc"], []),
+    ({"pfc": {"priorities": []}}, ["pfc"], []),
+    ({"pause": {"rx": False, "tx": True}}, ["pause"], []),
+    ({"pause": None, "dcbx": None}, [], ["dcbx", "pause"]),
+    ({"pfc": UNKNOWN, "pause": UNKNOWN}, [], ["pfc", "pause"]),
+    (dict.fromkeys(("trust", "dscp", "dcbx"), UNKNOWN), [], ["dcbx", "trust", "dscp", "cnp-dscp"]),
+    (NO_DCB, [], ["dcbx", "trust", "dscp", "cnp-dscp", "pfc"]),
+])  # fmt: skip
 def test_each_setting_is_judged_by_itself_and_what_is_not_known_is_not_wrong(seen, wrong, unknown):
     rows = list(nic_settings.settings({**RIGHT_NIC, **seen}, PLAN))
     assert [row.id for row in rows if row.good is False] == wrong
@@ -282,22 +279,19 @@ def planned(facts, allowed=None, traffic=types.MappingProxyType(PLAN), root="/")
 SECOND = {"netdev": "eth3", "pci": "0000:3c:00.0"}
 
 
-@pytest.mark.parametrize(
-    ("nics", "options", "made"),
-    [
-        ([{}], {}, (FILES, [], 0, 0)),
-        ([PFC], {}, ([], ["NIC eth2 pfc"], 0, 0)),
-        ([PFC], {"allowed": True}, ([*FILES, "NIC eth2 pfc"], [], 0, 0)),
-        ([{**PFC, "dcbx": "firmware"}], {"allowed": False}, ([*FILES, "NIC eth2 dcbx"], [], 1, 0)),
-        ([{"dcbx": "firmware"}, SECOND], {}, ([*FILES, "NIC eth2 dcbx"], [], 0, 0)),
-        ([{"management": "the default route"}, SECOND], {"allowed": True}, ([], ["NIC eth2 (rail 0)"], 0, 0)),
-        ([NO_DCB], {"allowed": True}, ([], [], 1, 0)),
-        ([{"pfc": UNKNOWN}], {"allowed": True}, ([], [], 0, 1)),
-        ([NO_DCB, {**SECOND, "dcbx": "firmware"}], {}, ([*FILES, "NIC eth3 dcbx"], [], 1, 0)),
-        ([PFC], {"allowed": True, "root": "/mnt"}, (FILES, [], 0, 1)),
-        ([], {"allowed": True}, ([], [], 0, 0)),
-    ],
-)
+@pytest.mark.parametrize(("nics", "options", "made"), [
+    ([{}], {}, (FILES, [], 0, 0)),
+    ([PFC], {}, ([], ["NIC eth2 pfc"], 0, 0)),
+    ([PFC], {"allowed": True}, ([*FILES, "NIC eth2 pfc"], [], 0, 0)),
+    ([{**PFC, "dcbx": "firmware"}], {"allowed": False}, ([*FILES, "NIC eth2 dcbx"], [], 1, 0)),
+    ([{"dcbx": "firmware"}, SECOND], {}, ([*FILES, "NIC eth2 dcbx"], [], 0, 0)),
+    ([{"management": "the default route"}, SECOND], {"allowed": True}, ([], ["NIC eth2 (rail 0)"], 0, 0)),
+    ([NO_DCB], {"allowed": True}, ([], [], 1, 0)),
+    ([{"pfc": UNKNOWN}], {"allowed": True}, ([], [], 0, 1)),
+    ([NO_DCB, {**SECOND, "dcbx": "firmware"}], {}, ([*FILES, "NIC eth3 dcbx"], [], 1, 0)),
+    ([PFC], {"allowed": True, "root": "/mnt"}, (FILES, [], 0, 1)),
+    ([], {"allowed": True}, ([], [], 0, 0)),
+])  # fmt: skip
 def test_nics_are_set_where_they_differ_and_a_link_goes_down_with_consent_only(facts, nics, options, made):
     assert planned(of_nics(facts, *nics), **options) == made
 
@@ -387,16 +381,13 @@ def test_the_script_sets_what_differs_and_a_second_time_nothing(
     assert run() == (code, after)
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "set_it"),
-    [
-        ("phys_port_name", "p0", True),
-        ("phys_port_name", "pf0vf1", False),
-        ("phys_port_name", "c1pf0sf88", False),
-        ("lower_eth2/x", "", False),
-        ("qos/trust_state", "pcp", True),
-    ],
-)
+@pytest.mark.parametrize(("file", "text", "set_it"), [
+    ("phys_port_name", "p0", True),
+    ("phys_port_name", "pf0vf1", False),
+    ("phys_port_name", "c1pf0sf88", False),
+    ("lower_eth2/x", "", False),
+    ("qos/trust_state", "pcp", True),
+])  # fmt: skip
 def test_the_script_leaves_alone_what_only_shares_the_address(tmp_path, put, script_of, file, text, set_it):
     put(f"devices/net/eth2/{file}", f"{text}\n")
     run = script_of(BAD, nic_settings.script(PLAN, True))

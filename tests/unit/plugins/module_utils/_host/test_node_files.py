@@ -57,26 +57,23 @@ def shown(made) -> list:
 STOPPED, LEFT = {"active": False, "started": None}, {"content": "", "mode": "0644"}
 
 
-@pytest.mark.parametrize(
-    ("part", "drift", "expected"),
-    [
-        ("files", {}, []),
-        ("files", {CONF: None}, [(CONF, "write"), ("a.service", "restart")]),
-        ("files", {CONF: {"content": "b\n"}}, [(CONF, "write"), ("a.service", "restart")]),
-        ("files", {CONF: {"mode": "0666"}}, [(CONF, "mode")]),
-        ("files", {UNIT: {"content": "x"}}, [(UNIT, "write"), ("a.service", "restart")]),
-        ("files", {UNIT: {"mtime": 101}}, [("a.service", "restart")]),
-        ("files", {"/etc/old.conf": LEFT}, [("/etc/old.conf", "remove")]),
-        ("links", {LINK: None}, [(LINK, "link")]),
-        ("secrets", {"/etc/token": None}, [("/etc/token", "write secret")]),
-        ("secrets", {"/etc/token": {"content": "former"}}, [("/etc/token", "write secret")]),
-        ("secrets", {"/etc/token": {"mode": "0644"}}, [("/etc/token", "mode")]),
-        ("units", {"a.service": STOPPED}, [("a.service", "start")]),
-        ("modules", {"br_netfilter": "loadable"}, [("module br_netfilter", "load")]),
-        ("modules", {"br_netfilter": "builtin"}, []),
-        ("sysctls", {"net.ipv4.ip_forward": "0"}, [("sysctl net.ipv4.ip_forward", "set")]),
-    ],
-)
+@pytest.mark.parametrize(("part", "drift", "expected"), [
+    ("files", {}, []),
+    ("files", {CONF: None}, [(CONF, "write"), ("a.service", "restart")]),
+    ("files", {CONF: {"content": "b\n"}}, [(CONF, "write"), ("a.service", "restart")]),
+    ("files", {CONF: {"mode": "0666"}}, [(CONF, "mode")]),
+    ("files", {UNIT: {"content": "x"}}, [(UNIT, "write"), ("a.service", "restart")]),
+    ("files", {UNIT: {"mtime": 101}}, [("a.service", "restart")]),
+    ("files", {"/etc/old.conf": LEFT}, [("/etc/old.conf", "remove")]),
+    ("links", {LINK: None}, [(LINK, "link")]),
+    ("secrets", {"/etc/token": None}, [("/etc/token", "write secret")]),
+    ("secrets", {"/etc/token": {"content": "former"}}, [("/etc/token", "write secret")]),
+    ("secrets", {"/etc/token": {"mode": "0644"}}, [("/etc/token", "mode")]),
+    ("units", {"a.service": STOPPED}, [("a.service", "start")]),
+    ("modules", {"br_netfilter": "loadable"}, [("module br_netfilter", "load")]),
+    ("modules", {"br_netfilter": "builtin"}, []),
+    ("sysctls", {"net.ipv4.ip_forward": "0"}, [("sysctl net.ipv4.ip_forward", "set")]),
+])  # fmt: skip
 def test_each_drift_is_one_decision_that_shows_no_secret(settled, wanted, part, drift, expected):
     for key, value in drift.items():
         before = settled[part][key]

@@ -49,31 +49,28 @@ SET, UNSET, REMOVE = (MENU, "set"), (MENU, "unset"), (OWN_ACS_GRUB, "remove")
 EMPTIED = {OWN_ACS_GRUB: {"mode": "0644", "content": HEADER}}
 
 
-@pytest.mark.parametrize(
-    ("there", "wanted", "changes", "reboot"),
-    [
-        (facts(), REPORT, [], 0),
-        (facts(), TOPOLOGY, [WRITE, SET], 1),
-        (facts(loader="grubby"), TOPOLOGY, [SET, RECORD], 1),
-        (facts(on=0), TOPOLOGY, [WRITE, SET], 0),
-        (facts(parameter=PARAMETER), TOPOLOGY, [], 1),
-        (facts(PARAMETER, PARAMETER), TOPOLOGY, [], 0),
-        (facts(PARAMETER, PARAMETER, "grubby"), TOPOLOGY, [], 0),
-        (facts(parameter=PARAMETER, acs_in_menu=False), TOPOLOGY, [SET], 1),
-        (facts(OLD, OLD), TOPOLOGY, [WRITE, SET], 1),
-        (facts(OLD, PARAMETER), TOPOLOGY, [], 1),
-        (facts(PARAMETER, PARAMETER), REPORT, [WRITE, UNSET, REMOVE], 1),
-        (facts(owned_files=EMPTIED), REPORT, [UNSET, REMOVE], 0),
-        (facts(PARAMETER), TOPOLOGY, [WRITE, SET], 0),
-        (facts(PARAMETER, PARAMETER, "grubby"), REPORT, [UNSET, (OWN_ACS_RECORD, "remove")], 1),
-        (facts(PARAMETER, acs_before=PARAMETER), REPORT, [], 1),
-        (facts(PARAMETER), REPORT, [], 0),
-        (facts(PARAMETER, PARAMETER, verdict="unknown"), TOPOLOGY, [], 0),
-        (facts(verdict="unknown"), TOPOLOGY, [], 0),
-        (facts(kernel="6.14.0-15-generic"), TOPOLOGY, [], 0),
-        (facts("pci=nomsi"), TOPOLOGY, [WRITE, SET], 1),
-    ],
-)
+@pytest.mark.parametrize(("there", "wanted", "changes", "reboot"), [
+    (facts(), REPORT, [], 0),
+    (facts(), TOPOLOGY, [WRITE, SET], 1),
+    (facts(loader="grubby"), TOPOLOGY, [SET, RECORD], 1),
+    (facts(on=0), TOPOLOGY, [WRITE, SET], 0),
+    (facts(parameter=PARAMETER), TOPOLOGY, [], 1),
+    (facts(PARAMETER, PARAMETER), TOPOLOGY, [], 0),
+    (facts(PARAMETER, PARAMETER, "grubby"), TOPOLOGY, [], 0),
+    (facts(parameter=PARAMETER, acs_in_menu=False), TOPOLOGY, [SET], 1),
+    (facts(OLD, OLD), TOPOLOGY, [WRITE, SET], 1),
+    (facts(OLD, PARAMETER), TOPOLOGY, [], 1),
+    (facts(PARAMETER, PARAMETER), REPORT, [WRITE, UNSET, REMOVE], 1),
+    (facts(owned_files=EMPTIED), REPORT, [UNSET, REMOVE], 0),
+    (facts(PARAMETER), TOPOLOGY, [WRITE, SET], 0),
+    (facts(PARAMETER, PARAMETER, "grubby"), REPORT, [UNSET, (OWN_ACS_RECORD, "remove")], 1),
+    (facts(PARAMETER, acs_before=PARAMETER), REPORT, [], 1),
+    (facts(PARAMETER), REPORT, [], 0),
+    (facts(PARAMETER, PARAMETER, verdict="unknown"), TOPOLOGY, [], 0),
+    (facts(verdict="unknown"), TOPOLOGY, [], 0),
+    (facts(kernel="6.14.0-15-generic"), TOPOLOGY, [], 0),
+    (facts("pci=nomsi"), TOPOLOGY, [WRITE, SET], 1),
+])  # fmt: skip
 def test_the_plan(there, wanted, changes, reboot):
     made = plan(there, wanted)
     assert (outcome(made), made.findings) == ((changes, reboot), [])
@@ -96,16 +93,13 @@ def test_a_tree_of_files_gets_the_file_and_no_menu():
 NIC = "0000:03:00.0"
 
 
-@pytest.mark.parametrize(
-    ("value", "rule", "root", "changes"),
-    [
-        (512, False, "/", [(f"MaxReadReq of {NIC}", "set"), (OWN_READ_REQUEST, "write")]),
-        (4096, False, "/", [(OWN_READ_REQUEST, "write")]),
-        (4096, True, "/", []),
-        (512, True, "/mnt", []),
-        (None, True, "/", []),
-    ],
-)
+@pytest.mark.parametrize(("value", "rule", "root", "changes"), [
+    (512, False, "/", [(f"MaxReadReq of {NIC}", "set"), (OWN_READ_REQUEST, "write")]),
+    (4096, False, "/", [(OWN_READ_REQUEST, "write")]),
+    (4096, True, "/", []),
+    (512, True, "/mnt", []),
+    (None, True, "/", []),
+])  # fmt: skip
 def test_max_read_request(value, rule, root, changes):
     there = facts(verdict="direct")
     there["pcie"]["functions"][NIC] = {"max_read_request": value}

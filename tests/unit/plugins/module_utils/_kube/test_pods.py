@@ -342,16 +342,13 @@ def test_each_workload_looks_up_the_next_one_over_a_headless_service():
     assert alone["peer"]["pod"] == alone["name"]
 
 
-@pytest.mark.parametrize(
-    ("section", "ip", "status", "words"),
-    [
-        (PEER, "10.42.0.12", "passed", "10.42.0.12"),
-        (PEER, "10.42.0.13", "failed", "10.42.0.12"),
-        ("@@ peer\n@@= 2\n", "10.42.0.12", "failed", "no answer"),
-        ("", "10.42.0.12", "not_verified", "not asked"),
-        (PEER, None, "not_verified", "has no address"),
-    ],
-)
+@pytest.mark.parametrize(("section", "ip", "status", "words"), [
+    (PEER, "10.42.0.12", "passed", "10.42.0.12"),
+    (PEER, "10.42.0.13", "failed", "10.42.0.12"),
+    ("@@ peer\n@@= 2\n", "10.42.0.12", "failed", "no answer"),
+    ("", "10.42.0.12", "not_verified", "not asked"),
+    (PEER, None, "not_verified", "has no address"),
+])  # fmt: skip
 def test_the_peers_name_has_to_give_its_pods_address(section, ip, status, words):
     _plan, (item,) = peer_checks(section, ip=ip)
     assert (item["status"], words in item["seen"]) == (status, True)
@@ -385,37 +382,34 @@ TAINT = "Unschedulable: 1 node(s) had untolerated taint {rdma.gpufabric.io/not-r
 NOT_DEFAULT = status().replace('"default": true', '"default": false')
 
 
-@pytest.mark.parametrize(
-    ("given", "check", "status", "words"),
-    [
-        ({"answer": lacking("ibstat", "ibstat")}, "ibstat:mlx5_0", "not_verified", "verification_image"),
-        ({"answer": lacking("getent", "resolve")}, "dns", "not_verified", "verification_image"),
-        ({"answer": lacking("getent", "resolve"), "image": None}, "dns", "not_verified", "the tool on node1"),
-        (
-            {"answer": lacking("ibv_rc_pingpong", "register mlx5_0"), "image": None},
-            *("registration:mlx5_0", "not_verified", "the tool on node1"),
-        ),
-        (noted(None), "network-status", "failed", "no network-status"),
-        (noted(json.dumps([POD_NETWORK])), "network-status", "failed", "no net1"),
-        (noted(status().replace("10.56.0.2", "10.99.0.2")), "network-status", "failed", "net1 has"),
-        (noted(status().replace("10.42.0.9", "10.88.0.9")), "network-status", "failed", "eth0 has"),
-        (noted(NOT_DEFAULT), "network-status", "failed", "not the default"),
-        (noted(status(network="other")), "network-status", "failed", "net1 is"),
-        (waiting("Unschedulable: 0/2 nodes: 2 Insufficient rdma/rail0."), "running", "failed", "allocatable"),
-        (waiting(TAINT), "running", "failed", "startup taint"),
-        (waiting(NO_PLUGIN), "running", "failed", "cni_plugins"),
-        (waiting(NO_NETDEV), "running", "failed", "resourceName"),
-        (waiting("FailedCreatePodSandBox: dial unix /run/multus/multus.sock: connect"), "running", "failed", "Multus"),
-        (waiting(NO_ADDRESS), "running", "failed", "per_node_block_size"),
-        (waiting("something new"), "running", "failed", "describe pod"),
-        # These say nothing of RDMA.
-        (waiting("ErrImagePull: failed to pull"), "running", "not_verified", "verification_image"),
-        (waiting("InvalidImageName: couldn't parse"), "running", "not_verified", "verification_image"),
-        (waiting("ErrImageNeverPull: not present"), "running", "not_verified", "k3s crictl images"),
-        (NO_GID, "gid:mlx5_0", "not_verified", ""),
-        ({"offered": cluster(dns=False)}, "dns", "not_verified", ""),
-    ],
-)
+@pytest.mark.parametrize(("given", "check", "status", "words"), [
+    ({"answer": lacking("ibstat", "ibstat")}, "ibstat:mlx5_0", "not_verified", "verification_image"),
+    ({"answer": lacking("getent", "resolve")}, "dns", "not_verified", "verification_image"),
+    ({"answer": lacking("getent", "resolve"), "image": None}, "dns", "not_verified", "the tool on node1"),
+    (
+        {"answer": lacking("ibv_rc_pingpong", "register mlx5_0"), "image": None},
+        *("registration:mlx5_0", "not_verified", "the tool on node1"),
+    ),
+    (noted(None), "network-status", "failed", "no network-status"),
+    (noted(json.dumps([POD_NETWORK])), "network-status", "failed", "no net1"),
+    (noted(status().replace("10.56.0.2", "10.99.0.2")), "network-status", "failed", "net1 has"),
+    (noted(status().replace("10.42.0.9", "10.88.0.9")), "network-status", "failed", "eth0 has"),
+    (noted(NOT_DEFAULT), "network-status", "failed", "not the default"),
+    (noted(status(network="other")), "network-status", "failed", "net1 is"),
+    (waiting("Unschedulable: 0/2 nodes: 2 Insufficient rdma/rail0."), "running", "failed", "allocatable"),
+    (waiting(TAINT), "running", "failed", "startup taint"),
+    (waiting(NO_PLUGIN), "running", "failed", "cni_plugins"),
+    (waiting(NO_NETDEV), "running", "failed", "resourceName"),
+    (waiting("FailedCreatePodSandBox: dial unix /run/multus/multus.sock: connect"), "running", "failed", "Multus"),
+    (waiting(NO_ADDRESS), "running", "failed", "per_node_block_size"),
+    (waiting("something new"), "running", "failed", "describe pod"),
+    # These say nothing of RDMA.
+    (waiting("ErrImagePull: failed to pull"), "running", "not_verified", "verification_image"),
+    (waiting("InvalidImageName: couldn't parse"), "running", "not_verified", "verification_image"),
+    (waiting("ErrImageNeverPull: not present"), "running", "not_verified", "k3s crictl images"),
+    (NO_GID, "gid:mlx5_0", "not_verified", ""),
+    ({"offered": cluster(dns=False)}, "dns", "not_verified", ""),
+])  # fmt: skip
 def test_what_a_pod_lacks_or_waits_for_is_said_with_what_to_do(given, check, status, words):
     found = verdicts(**given)
     item = found[f"pod:workload:{check}"]
@@ -475,18 +469,15 @@ def ids(found, wanted="failed"):
     return [item["id"] for _host, item in found if item["status"] == wanted]
 
 
-@pytest.mark.parametrize(
-    ("changes", "failing", "not_verified"),
-    [
-        ({}, [], []),
-        ({"read": {"api_error": "connection refused", "cluster": None}}, ["cluster:api"], []),
-        ({"read": {"api_error": f"k3s {kubectl.CANNOT_START}: none", "cluster": None}}, [], ["cluster:api"]),
-        ({"read": {"unreachable": True, "msg": "no route to host"}}, [], ["cluster:api"]),
-        ({"failure": "no end after 60 s"}, ["pod:tests"], []),
-        ({"stopped": {"left": "timed out"}}, ["pod:removed"], []),
-        ({"pod_name": "default/mine"}, [], ["pod:look"]),
-    ],
-)
+@pytest.mark.parametrize(("changes", "failing", "not_verified"), [
+    ({}, [], []),
+    ({"read": {"api_error": "connection refused", "cluster": None}}, ["cluster:api"], []),
+    ({"read": {"api_error": f"k3s {kubectl.CANNOT_START}: none", "cluster": None}}, [], ["cluster:api"]),
+    ({"read": {"unreachable": True, "msg": "no route to host"}}, [], ["cluster:api"]),
+    ({"failure": "no end after 60 s"}, ["pod:tests"], []),
+    ({"stopped": {"left": "timed out"}}, ["pod:removed"], []),
+    ({"pod_name": "default/mine"}, [], ["pod:look"]),
+])  # fmt: skip
 def test_what_could_not_be_done_is_reported_by_name(changes, failing, not_verified):
     found = pod_checks.cluster_checks(seen(**changes), {}, False)
     assert (ids(found), ids(found, "not_verified")) == (failing, not_verified)
@@ -538,23 +529,20 @@ def test_nothing_is_wrong_with_a_sound_pod(annotation):
 PENDING = running(ready=False, phase="Pending", reasons=["Unschedulable: Insufficient rdma/rail0"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "identity", "words"),
-    [
-        ({"limits": ()}, "resource:rdma/rail0", "no container requests rdma/rail0"),
-        ({"annotation": None}, "annotation", "without a networks annotation"),
-        ({"namespace": "train"}, "network:rail0", "there is one in default"),
-        ({"annotation": "rail7"}, "network:rail7", "no network of this name"),
-        ({"annotation": "[{"}, "annotation", "Expecting"),
-        ({"security": {"privileged": True}}, "privileges", "privileged"),
-        ({"pods": {"mine": PENDING}}, "running", "Insufficient"),
-        ({"missing": 'pods "mine" not found'}, "exists", "not found"),
-        ({"answer": ("@@ memlock\nunlimited", "@@ memlock\n8192")}, "ipc-lock", "IPC_LOCK not effective"),
-        ({"answer": ("@@ environment\n", "@@ environment\nNCCL_IB_GID_INDEX=3\n")}, "gid-index", "GID_INDEX=3"),
-        ({"answer": ("@@ routes\n", "@@ routes\ndefault via 198.18.0.1 dev net1\n")}, "default-route", "net1"),
-        ({"answer": (ROCE, "@@ exec\nno such command sh\n@@= 126\n")}, "answer", "no shell"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "identity", "words"), [
+    ({"limits": ()}, "resource:rdma/rail0", "no container requests rdma/rail0"),
+    ({"annotation": None}, "annotation", "without a networks annotation"),
+    ({"namespace": "train"}, "network:rail0", "there is one in default"),
+    ({"annotation": "rail7"}, "network:rail7", "no network of this name"),
+    ({"annotation": "[{"}, "annotation", "Expecting"),
+    ({"security": {"privileged": True}}, "privileges", "privileged"),
+    ({"pods": {"mine": PENDING}}, "running", "Insufficient"),
+    ({"missing": 'pods "mine" not found'}, "exists", "not found"),
+    ({"answer": ("@@ memlock\nunlimited", "@@ memlock\n8192")}, "ipc-lock", "IPC_LOCK not effective"),
+    ({"answer": ("@@ environment\n", "@@ environment\nNCCL_IB_GID_INDEX=3\n")}, "gid-index", "GID_INDEX=3"),
+    ({"answer": ("@@ routes\n", "@@ routes\ndefault via 198.18.0.1 dev net1\n")}, "default-route", "net1"),
+    ({"answer": (ROCE, "@@ exec\nno such command sh\n@@= 126\n")}, "answer", "no shell"),
+])  # fmt: skip
 def test_what_keeps_a_pod_from_rdma_is_named(changes, identity, words):
     answer = {"answer": replaced(*changes["answer"])} if "answer" in changes else {}
     found = diagnosis(**copy.deepcopy(changes) | answer)[f"pod:{identity}"]

@@ -29,19 +29,16 @@ def a_test(tool="ib_write_bw", number=0, **changed):
 NO_GID = {"hca": "mlx5_0", "port": 1, "ip": None, "gid": None}
 
 
-@pytest.mark.parametrize(
-    ("test", "server", "client"),
-    [
-        (a_test(), "ib_write_bw -d mlx5_0 -i 2 -x 3 -p 18600 -F -s 65536 -D 2", "-d rxe0 -i 1 -x 1 -p 18600 -F"),
-        (a_test(server=NO_GID), "ib_write_bw -d mlx5_0 -i 1 -p 18600 -F -s 65536 -D 2", "-s 65536 -D 2 10.77.1.2"),
-        (
-            a_test(server={**NO_GID, "traffic_class": 106}, client={**NO_GID, "traffic_class": 0}),
-            "ib_write_bw -d mlx5_0 -i 1 --tclass=106 -p 18600 -F -s 65536 -D 2",
-            "--tclass=0 -p 18600 -F -s 65536 -D 2 10.77.1.2",
-        ),
-        (a_test("rping"), "rping -s -a 10.77.1.2 -p 18600 -C 10", "rping -c -v -V -a 10.77.1.2 -p 18600 -C 10"),
-    ],
-)
+@pytest.mark.parametrize(("test", "server", "client"), [
+    (a_test(), "ib_write_bw -d mlx5_0 -i 2 -x 3 -p 18600 -F -s 65536 -D 2", "-d rxe0 -i 1 -x 1 -p 18600 -F"),
+    (a_test(server=NO_GID), "ib_write_bw -d mlx5_0 -i 1 -p 18600 -F -s 65536 -D 2", "-s 65536 -D 2 10.77.1.2"),
+    (
+        a_test(server={**NO_GID, "traffic_class": 106}, client={**NO_GID, "traffic_class": 0}),
+        "ib_write_bw -d mlx5_0 -i 1 --tclass=106 -p 18600 -F -s 65536 -D 2",
+        "--tclass=0 -p 18600 -F -s 65536 -D 2 10.77.1.2",
+    ),
+    (a_test("rping"), "rping -s -a 10.77.1.2 -p 18600 -C 10", "rping -c -v -V -a 10.77.1.2 -p 18600 -C 10"),
+])  # fmt: skip
 def test_each_side_uses_its_own_hca_port_and_gid_and_rping_the_address(test, server, client):
     assert " ".join(fabric.server_command(test, 2)) == server
     assert client in " ".join(fabric.client_command(test, 2))
@@ -50,19 +47,16 @@ def test_each_side_uses_its_own_hca_port_and_gid_and_rping_the_address(test, ser
 OK = {"ok": True, "error": None}
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "expected"),
-    [
-        ("rping-44.0-ok", 0, OK),
-        ("rping-44.0-refused", 255, "cma event RDMA_CM_EVENT_REJECTED, error 8; connect error -1"),
-        ("rping-44.0-unreachable", 255, "cma event RDMA_CM_EVENT_ADDR_ERROR, error -110"),
-        ("ib_write_bw-4.5-iterations", 0, {**OK, "mb_per_s": 5.5, "gbps": 0.046, "note": None}),
-        ("ib_write_bw-4.5-duration", 0, {**OK, "mb_per_s": 5.3, "gbps": 0.044, "note": None}),
-        ("ib_write_bw-4.5-refused", 1, "Couldn't connect to 10.77.1.2:18799; Unable to open file descriptor"),
-        ("ib_write_bw-4.5-no-device", 1, "IB device mlx5_9 not found; Unable to find the Infiniband/RoCE device"),
-        ("ib_write_bw-4.5-duration", 1, "exit code 1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "code", "expected"), [
+    ("rping-44.0-ok", 0, OK),
+    ("rping-44.0-refused", 255, "cma event RDMA_CM_EVENT_REJECTED, error 8; connect error -1"),
+    ("rping-44.0-unreachable", 255, "cma event RDMA_CM_EVENT_ADDR_ERROR, error -110"),
+    ("ib_write_bw-4.5-iterations", 0, {**OK, "mb_per_s": 5.5, "gbps": 0.046, "note": None}),
+    ("ib_write_bw-4.5-duration", 0, {**OK, "mb_per_s": 5.3, "gbps": 0.044, "note": None}),
+    ("ib_write_bw-4.5-refused", 1, "Couldn't connect to 10.77.1.2:18799; Unable to open file descriptor"),
+    ("ib_write_bw-4.5-no-device", 1, "IB device mlx5_9 not found; Unable to find the Infiniband/RoCE device"),
+    ("ib_write_bw-4.5-duration", 1, "exit code 1"),
+])  # fmt: skip
 def test_captured_outputs_are_read(name, code, expected):
     result = fabric.parse(name.partition("-")[0], code, said(name), 2)
     assert result == expected if isinstance(expected, dict) else not result["ok"] and expected in result["error"]

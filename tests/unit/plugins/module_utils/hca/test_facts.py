@@ -33,17 +33,14 @@ def gathered(root, **options):
 WAYS = ("gpu_initiated", "pcie")  # come with gpudirect
 
 
-@pytest.mark.parametrize(
-    ("subset", "parts"),
-    [
-        (["min"], set()),
-        (["hcas"], {"hcas", "cards_without_rdma"}),
-        (["pci"], {"cards_without_rdma", "gpus"}),
-        (["rails", "!gids"], {"rails", "not_rails", "shared_subnets", "qos"}),
-        (["all", "!hcas", "!pci", "!rails", "!gpus"], {*SUBSETS, *WAYS} - {"hcas", "pci", "rails", "gpus", "gids"}),
-        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets", "qos", *WAYS} - {"pci", "gids"}),
-    ],
-)
+@pytest.mark.parametrize(("subset", "parts"), [
+    (["min"], set()),
+    (["hcas"], {"hcas", "cards_without_rdma"}),
+    (["pci"], {"cards_without_rdma", "gpus"}),
+    (["rails", "!gids"], {"rails", "not_rails", "shared_subnets", "qos"}),
+    (["all", "!hcas", "!pci", "!rails", "!gpus"], {*SUBSETS, *WAYS} - {"hcas", "pci", "rails", "gpus", "gids"}),
+    (["all"], {*SUBSETS, "cards_without_rdma", "not_rails", "shared_subnets", "qos", *WAYS} - {"pci", "gids"}),
+])  # fmt: skip
 def test_subsets(laid_out, subset, parts):
     facts = gathered(laid_out, subset=subset)
     assert set(facts) == {"schema", "node", "virtualization", "unfinished", "reboot_reasons", *parts}
@@ -100,18 +97,15 @@ def test_our_pending_netns_mode_is_a_reason_to_reboot(node, running, ours, forei
     assert len(node.facts(["subsystem"])["reboot_reasons"]) == wanted
 
 
-@pytest.mark.parametrize(
-    ("path", "content", "wanted"),
-    [
-        ("/none", "", None),
-        ("/run/systemd/container", "systemd-nspawn", "systemd-nspawn"),
-        ("/run/host/container-manager", "podman", "podman"),
-        ("/.dockerenv", "", "docker"),
-        ("/run/.containerenv", "", "podman"),
-        ("/proc/1/environ", b"PATH=/bin\0container=lxc\0", "lxc"),
-        ("/proc/1/environ", b"xcontainer=lxc\0container=\0", None),
-    ],
-)
+@pytest.mark.parametrize(("path", "content", "wanted"), [
+    ("/none", "", None),
+    ("/run/systemd/container", "systemd-nspawn", "systemd-nspawn"),
+    ("/run/host/container-manager", "podman", "podman"),
+    ("/.dockerenv", "", "docker"),
+    ("/run/.containerenv", "", "podman"),
+    ("/proc/1/environ", b"PATH=/bin\0container=lxc\0", "lxc"),
+    ("/proc/1/environ", b"xcontainer=lxc\0container=\0", None),
+])  # fmt: skip
 def test_containers(node, path, content, wanted):
     node.write(path, content)
     assert machine.container(node.tree()) == wanted
@@ -137,17 +131,14 @@ def tree(request, tmp_path):
     return request.param(str(root))
 
 
-@pytest.mark.parametrize(
-    ("path", "wanted"),
-    [
-        *(("/etc/real/file", "inside"), ("/absolute/file", "inside"), ("/relative/file", "inside")),
-        *(("/etc/../absolute/./file", "inside"), ("/link", "inside too"), ("/upwards", "inside too")),
-        *(("/etc/real/none", None), ("/etc/real", None), ("/etc/real/file/below", None), ("/nul\0", None)),
-        *(("/circle/file", None), ("/bytes", "a\ufffdb"), ("/large", "x" * 9000), ("/sys/large", "x" * 9000)),
-        pytest.param("/deep/file", None, id="deep"),
-        pytest.param("/etc/masked", None, id="not the reader's own /dev/null"),
-    ],
-)
+@pytest.mark.parametrize(("path", "wanted"), [
+    *(("/etc/real/file", "inside"), ("/absolute/file", "inside"), ("/relative/file", "inside")),
+    *(("/etc/../absolute/./file", "inside"), ("/link", "inside too"), ("/upwards", "inside too")),
+    *(("/etc/real/none", None), ("/etc/real", None), ("/etc/real/file/below", None), ("/nul\0", None)),
+    *(("/circle/file", None), ("/bytes", "a\ufffdb"), ("/large", "x" * 9000), ("/sys/large", "x" * 9000)),
+    pytest.param("/deep/file", None, id="deep"),
+    pytest.param("/etc/masked", None, id="not the reader's own /dev/null"),
+])  # fmt: skip
 def test_reads_strip_stay_inside_and_absent_is_none(tree, path, wanted):
     assert tree.read(path) == wanted
     folder, _slash, name = path.rpartition("/")
@@ -235,37 +226,34 @@ EMPTY = {"dscp": {}, "pfc": None, "ets": None, "buffers": None, "dcbx": None}
 PFC_3_6 = {"priorities": [3, 6], "capable": 8, "delay": 7}
 
 
-@pytest.mark.parametrize(
-    ("answer", "settings"),
-    [
-        (dcb_answer(apps()), EMPTY),
-        (dcb_answer(PFC, apps(), dcbx=0x0C), {**EMPTY, "pfc": PFC_3_6, "dcbx": "firmware"}),
-        (
-            dcb_answer(apps((5, 3, 26), (1, 7, 26), (5, 6, 48)), dcbx=9),
-            {**EMPTY, "dscp": {"26": [3], "48": [6]}, "dcbx": "host"},
-        ),
-        (dcb_answer(apps((5, 5, 26), (5, 3, 26), (5, 1, 8))), {**EMPTY, "dscp": {"8": [1], "26": [3, 5]}}),
-        (
-            dcb_answer(ETS, BUFFERS, apps()),
-            {
-                **EMPTY,
-                "ets": {
-                    "classes": [*range(8)],
-                    "bandwidth": [50, 50, *[0] * 6],
-                    "schedulers": ["strict", "ets", "vendor", "cb-shaper", *["strict"] * 4],
-                },
-                "buffers": {"of": [0, 0, 0, 1, 1, 1, 1, 1], "bytes": [1000, *range(7)]},
+@pytest.mark.parametrize(("answer", "settings"), [
+    (dcb_answer(apps()), EMPTY),
+    (dcb_answer(PFC, apps(), dcbx=0x0C), {**EMPTY, "pfc": PFC_3_6, "dcbx": "firmware"}),
+    (
+        dcb_answer(apps((5, 3, 26), (1, 7, 26), (5, 6, 48)), dcbx=9),
+        {**EMPTY, "dscp": {"26": [3], "48": [6]}, "dcbx": "host"},
+    ),
+    (dcb_answer(apps((5, 5, 26), (5, 3, 26), (5, 1, 8))), {**EMPTY, "dscp": {"8": [1], "26": [3, 5]}}),
+    (
+        dcb_answer(ETS, BUFFERS, apps()),
+        {
+            **EMPTY,
+            "ets": {
+                "classes": [*range(8)],
+                "bandwidth": [50, 50, *[0] * 6],
+                "schedulers": ["strict", "ets", "vendor", "cb-shaper", *["strict"] * 4],
             },
-        ),
-        (error(errno.EOPNOTSUPP), dict.fromkeys(EMPTY)),
-        (error(errno.EPERM), "Operation not permitted"),
-        (error(errno.ENODEV), "No such device"),
-        (b"", "cut off"),
-        (dcb_answer(apps(), kind=79), "cut off"),
-        (dcb_answer(attribute(2, b"\x08\x08")), "cut off"),
-        (dcb_answer(struct.pack("=HH", 99, 2)), "cut off"),
-    ],
-)
+            "buffers": {"of": [0, 0, 0, 1, 1, 1, 1, 1], "bytes": [1000, *range(7)]},
+        },
+    ),
+    (error(errno.EOPNOTSUPP), dict.fromkeys(EMPTY)),
+    (error(errno.EPERM), "Operation not permitted"),
+    (error(errno.ENODEV), "No such device"),
+    (b"", "cut off"),
+    (dcb_answer(apps(), kind=79), "cut off"),
+    (dcb_answer(attribute(2, b"\x08\x08")), "cut off"),
+    (dcb_answer(struct.pack("=HH", 99, 2)), "cut off"),
+])  # fmt: skip
 def test_of_what_the_kernel_answers_only_no_such_setting_is_nothing(answer, settings):
     asked = dcb.asked(lambda: dcb.parsed(answer), dcb.KEYS)
     if isinstance(settings, dict):

@@ -24,20 +24,17 @@ RAILS = ["rails"]
 ETH1, MV0 = ("fe80::1", "RoCE v2", "eth1"), ("fe80::2", "RoCE v2", "mv0")
 
 
-@pytest.mark.parametrize(
-    ("files", "gids", "wanted"),
-    [
-        pytest.param({"parent": "eth1"}, {}, "eth1", id="rxe's parent"),
-        pytest.param({}, {0: ETH1, 2: MV0}, "eth1", id="the first GID"),
-        # The default GIDs of a netdev without carrier may be gone while those of a macvlan on it are there.
-        pytest.param({"parent": "eth1"}, {3: MV0}, "eth1", id="the parent outweighs GIDs"),
-        pytest.param({"node_guid": "5054:00ff:fe12:3456"}, {}, "eth1", id="siw's GUID"),
-        pytest.param({"node_guid": ""}, {}, None, id="no GUID"),
-        pytest.param({"node_guid": "0000:0000:0000:0000"}, {}, None, id="GUID zero"),
-        pytest.param({"node_guid": "zzzz:00ff:fezz:zzzz"}, {}, None, id="no digits"),
-        pytest.param({"node_guid": "5054:00ff:fe12"}, {}, None, id="short GUID"),
-    ],
-)
+@pytest.mark.parametrize(("files", "gids", "wanted"), [
+    pytest.param({"parent": "eth1"}, {}, "eth1", id="rxe's parent"),
+    pytest.param({}, {0: ETH1, 2: MV0}, "eth1", id="the first GID"),
+    # The default GIDs of a netdev without carrier may be gone while those of a macvlan on it are there.
+    pytest.param({"parent": "eth1"}, {3: MV0}, "eth1", id="the parent outweighs GIDs"),
+    pytest.param({"node_guid": "5054:00ff:fe12:3456"}, {}, "eth1", id="siw's GUID"),
+    pytest.param({"node_guid": ""}, {}, None, id="no GUID"),
+    pytest.param({"node_guid": "0000:0000:0000:0000"}, {}, None, id="GUID zero"),
+    pytest.param({"node_guid": "zzzz:00ff:fezz:zzzz"}, {}, None, id="no digits"),
+    pytest.param({"node_guid": "5054:00ff:fe12"}, {}, None, id="short GUID"),
+])  # fmt: skip
 def test_a_software_hca_finds_its_interface(node, files, gids, wanted):
     node.netdev("eth1", address="52:54:00:12:34:56", mtu=4180)
     node.netdev("mv0", address="52:54:00:12:34:57")
@@ -55,19 +52,16 @@ BLOCKED = {"/etc/modprobe.d/x.conf": "# why\nblacklist mlx5_ib"}
 NO_MODULE = {"/lib/modules/6.1.0-test/modules.dep": "kernel/x/ib_core.ko:"}
 
 
-@pytest.mark.parametrize(
-    ("driver", "loaded", "files", "seen", "step"),
-    [
-        ("mlx5_core", "mlx5_core", {}, "mlx5_ib is not loaded.", "modprobe mlx5_ib"),
-        ("mlx5_core", "mlx5_core", BLOCKED, "/etc/modprobe.d/x.conf:2 (blacklist mlx5_ib)", "Remove that line"),
-        ("mlx5_core", "mlx5_core mlx5_ib", {}, "mlx5_ib is loaded but created no RDMA device", "dmesg"),
-        ("vfio-pci", "", {}, "bound to vfio-pci", "/sys/bus/pci/drivers/vfio-pci/unbind"),
-        ("mystery", "", {}, "bound to mystery instead of mlx5_core", "Unbind 0000:01:00.0"),
-        (None, "", {}, "mlx5_core is not loaded.", "modprobe mlx5_core"),
-        (None, "mlx5_core", {}, "mlx5_core is loaded but did not bind", "dmesg | grep 0000:01:00.0"),
-        (None, "", NO_MODULE, "the running kernel has no such module", "Install the package with mlx5_core"),
-    ],
-)
+@pytest.mark.parametrize(("driver", "loaded", "files", "seen", "step"), [
+    ("mlx5_core", "mlx5_core", {}, "mlx5_ib is not loaded.", "modprobe mlx5_ib"),
+    ("mlx5_core", "mlx5_core", BLOCKED, "/etc/modprobe.d/x.conf:2 (blacklist mlx5_ib)", "Remove that line"),
+    ("mlx5_core", "mlx5_core mlx5_ib", {}, "mlx5_ib is loaded but created no RDMA device", "dmesg"),
+    ("vfio-pci", "", {}, "bound to vfio-pci", "/sys/bus/pci/drivers/vfio-pci/unbind"),
+    ("mystery", "", {}, "bound to mystery instead of mlx5_core", "Unbind 0000:01:00.0"),
+    (None, "", {}, "mlx5_core is not loaded.", "modprobe mlx5_core"),
+    (None, "mlx5_core", {}, "mlx5_core is loaded but did not bind", "dmesg | grep 0000:01:00.0"),
+    (None, "", NO_MODULE, "the running kernel has no such module", "Install the package with mlx5_core"),
+])  # fmt: skip
 def test_cards_without_rdma_say_why(node, driver, loaded, files, seen, step):
     card = node.pci(f"{CARD}.0", *CX7, driver)
     netdevs = ["enp1s0f0np0"] if driver == "mlx5_core" else []
@@ -106,18 +100,15 @@ def indexes(facts):
 G1, G2 = "0002:01:00.0", "0002:02:00.0"
 
 
-@pytest.mark.parametrize(
-    ("cards", "gpus", "wanted"),
-    [
-        pytest.param("2:a2 1:a1 3:a3", "", [("mlx5_1", None), ("mlx5_2", None), ("mlx5_3", None)], id="PCI order"),
-        pytest.param("1:a1 2:a2", "1:a2 2:a1", [("mlx5_2", G1), ("mlx5_1", G2)], id="the order of their GPUs"),
-        pytest.param("1:a1 2:a1", "1:a1 2:a1", [("mlx5_1", G1), ("mlx5_2", G2)], id="two and two below one switch"),
-        pytest.param("1:a1 2:a2 9:a9", "1:a1 2:a2", [("mlx5_1", G1), ("mlx5_2", G2)], id="a card that no GPU is near"),
-        # Which of the two would be the GPU's is a guess, so PCI order it is.
-        pytest.param("1:a1 2:a1", "1:a1", [("mlx5_1", G1), ("mlx5_2", G1)], id="more near cards than GPUs"),
-        pytest.param("1:a1", "1:a1 2:a1", [("mlx5_1", None)], id="GPUs that share a card"),
-    ],
-)
+@pytest.mark.parametrize(("cards", "gpus", "wanted"), [
+    pytest.param("2:a2 1:a1 3:a3", "", [("mlx5_1", None), ("mlx5_2", None), ("mlx5_3", None)], id="PCI order"),
+    pytest.param("1:a1 2:a2", "1:a2 2:a1", [("mlx5_2", G1), ("mlx5_1", G2)], id="the order of their GPUs"),
+    pytest.param("1:a1 2:a1", "1:a1 2:a1", [("mlx5_1", G1), ("mlx5_2", G2)], id="two and two below one switch"),
+    pytest.param("1:a1 2:a2 9:a9", "1:a1 2:a2", [("mlx5_1", G1), ("mlx5_2", G2)], id="a card that no GPU is near"),
+    # Which of the two would be the GPU's is a guess, so PCI order it is.
+    pytest.param("1:a1 2:a1", "1:a1", [("mlx5_1", G1), ("mlx5_2", G1)], id="more near cards than GPUs"),
+    pytest.param("1:a1", "1:a1 2:a1", [("mlx5_1", None)], id="GPUs that share a card"),
+])  # fmt: skip
 def test_rails_pair_with_gpus_and_keep_their_numbers_when_a_cable_is_out(node, cards, gpus, wanted):
     hcas = [card(node, int(one[0]), one[2:]) for one in cards.split()]
     for one in gpus.split():
@@ -175,24 +166,21 @@ def ports(node, *names, rest="eno1"):
     node.netdev(rest, address="aa:00:00:00:00:01")
 
 
-@pytest.mark.parametrize(
-    ("files", "below", "left"),
-    [
-        pytest.param({}, {}, ["p0", "p1"], id="nothing"),
-        pytest.param({}, {"bond0": "p0 eno1"}, ["p1"], id="a bond with a NIC that has no RDMA"),
-        pytest.param({}, {"bond0": "p0 p1"}, [], id="a bond of two cards"),
-        pytest.param({}, {"bond0": "p1"}, ["p0", "bond0"], id="a bond of one port"),
-        pytest.param({}, {"team0": "p0 p1"}, [], id="a team of two cards"),
-        pytest.param({"route": "team0.7"}, {"team0": "p0 eno1", "team0.7": "team0"}, ["p1"], id="management on a team"),
-        pytest.param({}, {"hv0": "p0"}, ["p0", "p1"], id="Hyper-V's interface above its VF"),
-        pytest.param({}, {"br0": "p0", "red": "p1"}, ["p0", "p1"], id="a bridge and a VRF"),
-        pytest.param({"route": "br-ex"}, {"ovs-system": "p0", "br-ex": ""}, ["p1"], id="a bridge of Open vSwitch"),
-        pytest.param({"/etc/rancher/k3s/config.yaml": "node-ip:\n  - 10.0.0.5 # x\n  - fd00::5"}, {}, ["p1"], id="k3s"),
-        pytest.param({"/etc/rancher/k3s/config.yaml": "flannel-iface: [p1]"}, {}, ["p0"], id="k3s' interface"),
-        pytest.param({"/etc/systemd/system/k3s.service": K3S_UNIT}, {}, ["p1"], id="the arguments of k3s"),
-        pytest.param({"/proc/net/tcp": SSH, "/etc/ssh/sshd_config": "Port 2222"}, {}, ["p1"], id="SSH on another port"),
-    ],
-)
+@pytest.mark.parametrize(("files", "below", "left"), [
+    pytest.param({}, {}, ["p0", "p1"], id="nothing"),
+    pytest.param({}, {"bond0": "p0 eno1"}, ["p1"], id="a bond with a NIC that has no RDMA"),
+    pytest.param({}, {"bond0": "p0 p1"}, [], id="a bond of two cards"),
+    pytest.param({}, {"bond0": "p1"}, ["p0", "bond0"], id="a bond of one port"),
+    pytest.param({}, {"team0": "p0 p1"}, [], id="a team of two cards"),
+    pytest.param({"route": "team0.7"}, {"team0": "p0 eno1", "team0.7": "team0"}, ["p1"], id="management on a team"),
+    pytest.param({}, {"hv0": "p0"}, ["p0", "p1"], id="Hyper-V's interface above its VF"),
+    pytest.param({}, {"br0": "p0", "red": "p1"}, ["p0", "p1"], id="a bridge and a VRF"),
+    pytest.param({"route": "br-ex"}, {"ovs-system": "p0", "br-ex": ""}, ["p1"], id="a bridge of Open vSwitch"),
+    pytest.param({"/etc/rancher/k3s/config.yaml": "node-ip:\n  - 10.0.0.5 # x\n  - fd00::5"}, {}, ["p1"], id="k3s"),
+    pytest.param({"/etc/rancher/k3s/config.yaml": "flannel-iface: [p1]"}, {}, ["p0"], id="k3s' interface"),
+    pytest.param({"/etc/systemd/system/k3s.service": K3S_UNIT}, {}, ["p1"], id="the arguments of k3s"),
+    pytest.param({"/proc/net/tcp": SSH, "/etc/ssh/sshd_config": "Port 2222"}, {}, ["p1"], id="SSH on another port"),
+])  # fmt: skip
 def test_members_and_management_are_no_rails(node, files, below, left):
     ports(node, "p0", "p1")
     for master, members in below.items():
@@ -331,17 +319,14 @@ DIRECT = ("15b3", "2100", "0x088000")
 SERIAL = "MT2501X00001"
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "wanted"),
-    [
-        pytest.param(f"{PORT}/0000:11:00.0", f"{PORT}/0000:11:00.1", "PIX", id="two functions of a card"),
-        pytest.param(GPU, f"{SWITCH}/0000:12:01.0/0000:14:00.0", "PIX", id="one switch, two downstream ports"),
-        pytest.param(GPU, f"{SWITCH}/0000:12:01.0/0000:14:00.0/0000:15:00.0/0000:16:00.0", "PXB", id="second switch"),
-        pytest.param(GPU, f"{BUS}/0000:10:02.0/0000:20:00.0", "PHB", id="one host bridge, two root ports"),
-        pytest.param(f"{PLATFORM}.1", f"{PLATFORM}.2", "PHB", id="a host bridge below a platform device"),
-        (GPU, None, None),
-    ],
-)
+@pytest.mark.parametrize(("one", "other", "wanted"), [
+    pytest.param(f"{PORT}/0000:11:00.0", f"{PORT}/0000:11:00.1", "PIX", id="two functions of a card"),
+    pytest.param(GPU, f"{SWITCH}/0000:12:01.0/0000:14:00.0", "PIX", id="one switch, two downstream ports"),
+    pytest.param(GPU, f"{SWITCH}/0000:12:01.0/0000:14:00.0/0000:15:00.0/0000:16:00.0", "PXB", id="second switch"),
+    pytest.param(GPU, f"{BUS}/0000:10:02.0/0000:20:00.0", "PHB", id="one host bridge, two root ports"),
+    pytest.param(f"{PLATFORM}.1", f"{PLATFORM}.2", "PHB", id="a host bridge below a platform device"),
+    (GPU, None, None),
+])  # fmt: skip
 def test_distance(node, one, other, wanted):
     for chain in filter(None, (one, other)):
         node.pci(chain, "10de", "2330", "0x030200")

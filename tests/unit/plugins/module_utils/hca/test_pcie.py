@@ -47,24 +47,21 @@ def changed(place, value, data=None):
     return data[:place] + value + data[place + len(value) :]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        None,
-        b"",
-        b"\xff" * 4096,
-        config(size=64),
-        config(size=256),
-        config(size=0x69),
-        config(DOWNSTREAM, 0, size=0x184),
-        changed(0x41, b"\x40"),
-        changed(0x41, b"\x10"),
-        changed(0x102, b"\x01\x10", config()),
-        changed(0x102, b"\x01\x08", config()),
-        changed(0x143, b"\x14", config()),
-        changed(0x180, b"\xff" * 4),
-    ],
-)
+@pytest.mark.parametrize("data", [
+    None,
+    b"",
+    b"\xff" * 4096,
+    config(size=64),
+    config(size=256),
+    config(size=0x69),
+    config(DOWNSTREAM, 0, size=0x184),
+    changed(0x41, b"\x40"),
+    changed(0x41, b"\x10"),
+    changed(0x102, b"\x01\x10", config()),
+    changed(0x102, b"\x01\x08", config()),
+    changed(0x143, b"\x14", config()),
+    changed(0x180, b"\xff" * 4),
+])  # fmt: skip
 def test_what_was_not_read_is_not_without_acs(data):
     assert is_unknown(pcie.function(data)["acs"])
 
@@ -136,43 +133,40 @@ DATA, DEEP, CPU = path(True, direct=True), path(True), path(meets=None)
 FAR, AT_CPU, VIA = "translated", "root-complex", "direct-translated-only"
 
 
-@pytest.mark.parametrize(
-    ("way", "acs", "there", "how", "wanted", "masks"),
-    [
-        (path(), {}, {}, {}, ("switch", "direct", None), PAIR_OFF),
-        (path(), {"mine": RR | SV}, {}, {}, ("switch", FAR, "mine", "RR"), PAIR_OFF),
-        (path(), {"its": CR}, {"group": "identity"}, {}, ("switch", AT_CPU, "its", "CR"), PAIR_OFF),
-        (path(), {"its": CR}, {"group": None}, {}, ("switch", AT_CPU, "its", "CR"), PAIR_OFF),
-        (path(), {"mine": EC}, {}, {}, ("switch", FAR, "mine", "EC"), PAIR_OFF),
-        (path(), {"rp": RR | CR, "mine": UF | SV}, {}, {}, ("switch", "direct", None), PAIR_OFF),
-        (DEEP, {"deep": RR}, {}, {}, ("switch", FAR, "deep", "RR"), {**PAIR_OFF, "deep": OFF}),
-        (DEEP, {}, {"switch": CX}, {}, ("inline", "direct", None), {**PAIR_OFF, "deep": OFF, "rp": OFF}),
-        (DEEP, {}, {"switch": CX, "nic": "14e4:1760"}, {}, ("switch", "direct", None), {**PAIR_OFF, "deep": OFF}),
-        (DEEP, {}, {"switch": CX, "ats": False}, {}, ("virtual", "direct", None), NIC_DT),
-        (path(), {"mine": DT | RR, "its": CR}, {"ats": True}, {}, ("virtual", VIA, "mine", "RR"), NIC_DT),
-        (path(), {"mine": RR | CR}, {"ats": True}, {}, ("virtual", FAR, "mine", "RR", "CR"), NIC_DT),
-        (path(), {"mine": DT | RR}, {}, {"virtual": True}, ("virtual", FAR, "mine", "RR"), {}),
-        (path(), {"mine": RR}, {"ats": False}, {"virtual": True}, ("virtual", FAR, "mine", "RR"), NIC_DT),
-        (path(), {}, {"ats": False, "nic": "14e4:1760"}, {}, ("switch", "direct", None), PAIR_OFF),
-        (path(), {"mine": RR}, {"ats": "unknown: x"}, {}, ("unsupported", FAR, "mine", "RR"), {}),
-        (path(), {"mine": DT | RR}, {"ats": "unknown: x"}, {}, ("unsupported", "unknown", "mine", "RR"), {}),
-        (path(), {"mine": TB}, {"ats": True}, {}, ("virtual", "unknown", "mine", "TB"), NIC_DT),
-        (DATA, {"mine": 0x19, "its": 0x15, "deep": 0x1D}, GB300, NODE, ("data-direct", "direct", None), DIRECT_MASKS),
-        (DATA, {"mine": 0x1D, "its": 0x1D}, GB300, NODE, ("data-direct", FAR, "mine", "RR"), DIRECT_MASKS),
-        (DATA, {"mine": 0x19, "its": 0x1D}, GB300, NODE, ("data-direct", FAR, "its", "CR"), DIRECT_MASKS),
-        (DATA, {"mine": RR}, GB300, {"direct": True, "virtual": True}, ("virtual", FAR, "mine", "RR"), {}),
-        (DATA, {"mine": CR}, {**GB300, "root": INTEL}, NODE, ("unsupported", FAR, "mine", "CR"), {}),
-        (DEEP, {"its": RR}, {"switch": CX}, NODE, ("unsupported", FAR, "its", "RR"), {}),
-        (CPU, {}, {}, {}, ("root-port", FAR, None), {}),
-        (CPU, {}, {"group": "identity"}, {}, ("root-port", AT_CPU, None), {}),
-        (path(), {}, {}, {"guest": True}, ("guest", "unknown", None), {}),
-        (path(nic="unknown: x"), {}, {}, {}, ("unsupported", "unknown", None), {}),
-        (path(nic="gone"), {}, {}, {}, ("unsupported", "unknown", None), {}),
-        (path(), {}, {"mine": {"acs": "unknown: x"}}, {}, ("switch", "unknown", "mine"), {}),
-        (path(), {}, {"its": {"port": "unknown: x"}}, {}, ("unsupported", "unknown", "its"), {}),
-        (path(), {}, {"usp": {"port": "bridge"}}, {}, ("unsupported", "unknown", "usp"), {}),
-    ],
-)
+@pytest.mark.parametrize(("way", "acs", "there", "how", "wanted", "masks"), [
+    (path(), {}, {}, {}, ("switch", "direct", None), PAIR_OFF),
+    (path(), {"mine": RR | SV}, {}, {}, ("switch", FAR, "mine", "RR"), PAIR_OFF),
+    (path(), {"its": CR}, {"group": "identity"}, {}, ("switch", AT_CPU, "its", "CR"), PAIR_OFF),
+    (path(), {"its": CR}, {"group": None}, {}, ("switch", AT_CPU, "its", "CR"), PAIR_OFF),
+    (path(), {"mine": EC}, {}, {}, ("switch", FAR, "mine", "EC"), PAIR_OFF),
+    (path(), {"rp": RR | CR, "mine": UF | SV}, {}, {}, ("switch", "direct", None), PAIR_OFF),
+    (DEEP, {"deep": RR}, {}, {}, ("switch", FAR, "deep", "RR"), {**PAIR_OFF, "deep": OFF}),
+    (DEEP, {}, {"switch": CX}, {}, ("inline", "direct", None), {**PAIR_OFF, "deep": OFF, "rp": OFF}),
+    (DEEP, {}, {"switch": CX, "nic": "14e4:1760"}, {}, ("switch", "direct", None), {**PAIR_OFF, "deep": OFF}),
+    (DEEP, {}, {"switch": CX, "ats": False}, {}, ("virtual", "direct", None), NIC_DT),
+    (path(), {"mine": DT | RR, "its": CR}, {"ats": True}, {}, ("virtual", VIA, "mine", "RR"), NIC_DT),
+    (path(), {"mine": RR | CR}, {"ats": True}, {}, ("virtual", FAR, "mine", "RR", "CR"), NIC_DT),
+    (path(), {"mine": DT | RR}, {}, {"virtual": True}, ("virtual", FAR, "mine", "RR"), {}),
+    (path(), {"mine": RR}, {"ats": False}, {"virtual": True}, ("virtual", FAR, "mine", "RR"), NIC_DT),
+    (path(), {}, {"ats": False, "nic": "14e4:1760"}, {}, ("switch", "direct", None), PAIR_OFF),
+    (path(), {"mine": RR}, {"ats": "unknown: x"}, {}, ("unsupported", FAR, "mine", "RR"), {}),
+    (path(), {"mine": DT | RR}, {"ats": "unknown: x"}, {}, ("unsupported", "unknown", "mine", "RR"), {}),
+    (path(), {"mine": TB}, {"ats": True}, {}, ("virtual", "unknown", "mine", "TB"), NIC_DT),
+    (DATA, {"mine": 0x19, "its": 0x15, "deep": 0x1D}, GB300, NODE, ("data-direct", "direct", None), DIRECT_MASKS),
+    (DATA, {"mine": 0x1D, "its": 0x1D}, GB300, NODE, ("data-direct", FAR, "mine", "RR"), DIRECT_MASKS),
+    (DATA, {"mine": 0x19, "its": 0x1D}, GB300, NODE, ("data-direct", FAR, "its", "CR"), DIRECT_MASKS),
+    (DATA, {"mine": RR}, GB300, {"direct": True, "virtual": True}, ("virtual", FAR, "mine", "RR"), {}),
+    (DATA, {"mine": CR}, {**GB300, "root": INTEL}, NODE, ("unsupported", FAR, "mine", "CR"), {}),
+    (DEEP, {"its": RR}, {"switch": CX}, NODE, ("unsupported", FAR, "its", "RR"), {}),
+    (CPU, {}, {}, {}, ("root-port", FAR, None), {}),
+    (CPU, {}, {"group": "identity"}, {}, ("root-port", AT_CPU, None), {}),
+    (path(), {}, {}, {"guest": True}, ("guest", "unknown", None), {}),
+    (path(nic="unknown: x"), {}, {}, {}, ("unsupported", "unknown", None), {}),
+    (path(nic="gone"), {}, {}, {}, ("unsupported", "unknown", None), {}),
+    (path(), {}, {"mine": {"acs": "unknown: x"}}, {}, ("switch", "unknown", "mine"), {}),
+    (path(), {}, {"its": {"port": "unknown: x"}}, {}, ("unsupported", "unknown", "its"), {}),
+    (path(), {}, {"usp": {"port": "bridge"}}, {}, ("unsupported", "unknown", "usp"), {}),
+])  # fmt: skip
 def test_paths_by_topology(way, acs, there, how, wanted, masks):
     said = judge(way, functions(acs, **there), **how)
     assert (said["topology"], said["verdict"], said["bridge"], *said["bits"]) == wanted
@@ -192,18 +186,15 @@ def test_nothing_that_is_redirected_is_called_direct():
         assert (said == "direct") == (not mine & (RR | EC) and not its & (CR | EC))
 
 
-@pytest.mark.parametrize(
-    ("mask", "control", "able", "wrong"),
-    [
-        (OFF, 0x1D, ABLE, ["SV", "RR", "CR", "UF"]),
-        (OFF, DT | EC | TB, 0x7F, []),
-        ("xx101x1", 0x15, ABLE, []),
-        ("xx101x1", 0x1D, ABLE, ["CR"]),
-        ("1x111x1", 0x1D, 0x1F, []),
-        ("1x111x1", 0x1D, ABLE, ["DT"]),
-        (OFF, None, None, ["ACS"]),
-    ],
-)
+@pytest.mark.parametrize(("mask", "control", "able", "wrong"), [
+    (OFF, 0x1D, ABLE, ["SV", "RR", "CR", "UF"]),
+    (OFF, DT | EC | TB, 0x7F, []),
+    ("xx101x1", 0x15, ABLE, []),
+    ("xx101x1", 0x1D, ABLE, ["CR"]),
+    ("1x111x1", 0x1D, 0x1F, []),
+    ("1x111x1", 0x1D, ABLE, ["DT"]),
+    (OFF, None, None, ["ACS"]),
+])  # fmt: skip
 def test_bits_are_compared_where_the_bridge_can_have_them(mask, control, able, wrong):
     acs = None if control is None else {"capability": able, "control": control}
     assert pcie_path.differs(mask, {"acs": acs}) == wrong
@@ -212,23 +203,20 @@ def test_bits_are_compared_where_the_bridge_can_have_them(mask, control, able, w
 PAIR, ONE = {"a": OFF, "b": OFF}, {"a": "xx101x1"}
 
 
-@pytest.mark.parametrize(
-    ("masks", "kernel", "parameter"),
-    [
-        (PAIR, "6.12.43+deb13-amd64", "pci=config_acs=xx000x0@a;xx000x0@b"),
-        (PAIR, "6.15.0-3-generic", "pci=config_acs=xx000x0@a;xx000x0@b"),
-        (PAIR, "6.14.0-1007-nvidia-64k", "pci=config_acs=xx000x0@a;xx000x0@b"),
-        (PAIR, "6.14.0-15-generic", None),
-        (PAIR, "6.12.0-55.el10", None),
-        (PAIR, "6.12.22-amd64", None),
-        (ONE, "6.11.0-8-generic", "pci=config_acs=xx101x1@a"),
-        (ONE, "6.8.0-60-generic", None),
-        (PAIR, "6.1.0-42-amd64", "pci=disable_acs_redir=a;b"),
-        (PAIR, "4.18.0-553.el8", None),
-        ({"a": pcie_path.KERNEL_DEFAULT}, "6.15.0", None),
-        ({}, "6.15.0", None),
-    ],
-)
+@pytest.mark.parametrize(("masks", "kernel", "parameter"), [
+    (PAIR, "6.12.43+deb13-amd64", "pci=config_acs=xx000x0@a;xx000x0@b"),
+    (PAIR, "6.15.0-3-generic", "pci=config_acs=xx000x0@a;xx000x0@b"),
+    (PAIR, "6.14.0-1007-nvidia-64k", "pci=config_acs=xx000x0@a;xx000x0@b"),
+    (PAIR, "6.14.0-15-generic", None),
+    (PAIR, "6.12.0-55.el10", None),
+    (PAIR, "6.12.22-amd64", None),
+    (ONE, "6.11.0-8-generic", "pci=config_acs=xx101x1@a"),
+    (ONE, "6.8.0-60-generic", None),
+    (PAIR, "6.1.0-42-amd64", "pci=disable_acs_redir=a;b"),
+    (PAIR, "4.18.0-553.el8", None),
+    ({"a": pcie_path.KERNEL_DEFAULT}, "6.15.0", None),
+    ({}, "6.15.0", None),
+])  # fmt: skip
 def test_the_parameter_that_this_kernel_has(masks, kernel, parameter):
     said = pcie_path.setting({"paths": [{"masks": masks}], "iommu": True}, kernel)
     assert said.parameter == parameter
@@ -274,20 +262,17 @@ GOOD = dict.fromkeys(("PCI_P2PDMA", "INFINIBAND_ON_DEMAND_PAGING", "INFINIBAND_U
 AT_FAULT = {"bridge": "mine", "bits": ["RR"], "masks": {"mine": OFF}, "reason": "x"}
 
 
-@pytest.mark.parametrize(
-    ("config_", "topology", "verdict", "shared", "words"),
-    [
-        (GOOD, "switch", "direct", False, []),
-        (GOOD, "root-port", "translated", False, []),
-        (GOOD, "data-direct", "direct", True, []),
-        (GOOD, "data-direct", "direct", False, ["IOMMU groups"]),
-        (GOOD, "switch", "translated", True, ["translated"]),
-        (GOOD, "switch", "unknown", True, ["unknown"]),
-        ({**GOOD, "PCI_P2PDMA": False}, "switch", "direct", True, ["PCI_P2PDMA"]),
-        ({**GOOD, "INFINIBAND_USER_MEM": False}, "switch", "direct", True, ["EOPNOTSUPP"]),
-        ("unknown: no config-6.1", "switch", "direct", True, ["no config-6.1"]),
-    ],
-)
+@pytest.mark.parametrize(("config_", "topology", "verdict", "shared", "words"), [
+    (GOOD, "switch", "direct", False, []),
+    (GOOD, "root-port", "translated", False, []),
+    (GOOD, "data-direct", "direct", True, []),
+    (GOOD, "data-direct", "direct", False, ["IOMMU groups"]),
+    (GOOD, "switch", "translated", True, ["translated"]),
+    (GOOD, "switch", "unknown", True, ["unknown"]),
+    ({**GOOD, "PCI_P2PDMA": False}, "switch", "direct", True, ["PCI_P2PDMA"]),
+    ({**GOOD, "INFINIBAND_USER_MEM": False}, "switch", "direct", True, ["EOPNOTSUPP"]),
+    ("unknown: no config-6.1", "switch", "direct", True, ["no config-6.1"]),
+])  # fmt: skip
 def test_what_dma_buf_needs_besides_driver_and_kernel(config_, topology, verdict, shared, words):
     fault = AT_FAULT if topology == "switch" else {"bridge": None, "masks": {}, "reason": "x"}
     way = {**path(), **fault, "topology": topology, "verdict": verdict, "group_shared": shared}
