@@ -221,8 +221,8 @@ EVERY |= {"device_plugin_kubelet_root": "/data/kubelet", "device_plugin_use_cdi"
 UNITS = {
     "guard": render("guard.service.j2"),
     "node_ready": render("node_ready.service.j2"),
-    "links": rail_links.UNITS[paths.OWN_LINKS_UNIT],
-    "routes": rail_links.UNITS[paths.OWN_ROUTES_UNIT],
+    "links": rail_links._LINKS,
+    "routes": rail_links._ROUTES,
     "nic": nic_settings._UNIT,
     "vfs": sriov._UNIT,
     "plugin": render(PLUGIN),
