@@ -17,7 +17,6 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import nic_settings, rail_links, sriov
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 from ansible_collections.gpufabric.rdma.tests.tools import rendering
 
