@@ -245,6 +245,17 @@ def test_a_rail_comes_with_its_network_by_the_number_of_its_class(over_dra):
     nothing_left(over_dra)
 
 
+def of_sandboxes(cluster):
+    """{address of eth0: {interface: address}} of every pod with a network of its own."""
+    found = {}
+    for node in cluster.nodes:
+        listed = "for name in $(ls /run/netns); do ip -n $name -json -4 address show | tr -d '\\n'; echo; done"
+        for line in cluster.node(node, listed).splitlines():
+            held = {row["ifname"]: row["addr_info"][0]["local"] for row in json.loads(line) if row.get("addr_info")}
+            found[held.get("eth0")] = held
+    return found
+
+
 def test_claims_bring_the_interfaces_of_their_rails(over_dra):
     """No annotation, no attachment object: many pods, each with an interface of the rail whose HCA it got."""
     rails = sorted({found["rail"] for found in slices(over_dra).values()})
@@ -260,13 +271,14 @@ def test_claims_bring_the_interfaces_of_their_rails(over_dra):
     with over_dra.timed(f"DRA: {NETWORKS} pods over {len(rails)} rails with their interfaces, claim to running"):
         start(over_dra, *pods)
     offered, had, places = slices(over_dra), results(over_dra), {}
+    running = {item["metadata"]["name"]: item["status"]["podIP"] for item in over_dra.get("pods", "-n", SPACE)["items"]}
+    interfaces = of_sandboxes(over_dra)
     for name, number in wanted.items():
-        shown = json.loads(inside(over_dra, name, "ip", "-json", "-4", "address", "show"))
-        addresses = {row["ifname"]: row["addr_info"][0]["local"] for row in shown if row["ifname"].startswith("rail")}
-        assert list(addresses) == [f"rail{number}"], name
+        held = interfaces[running[name]]
+        assert [netdev for netdev in held if netdev.startswith("rail")] == [f"rail{number}"], name
         ((_driver, node, device),) = had[name].values()
         assert offered[node, device]["rail"] == number
-        places[addresses[f"rail{number}"]] = node
+        places[held[f"rail{number}"]] = node
     assert len(places) == NETWORKS, "no address twice"
     assert set(places.values()) == set(over_dra.nodes)
     remove(over_dra, *wanted)

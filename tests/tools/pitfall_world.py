@@ -204,6 +204,9 @@ class _Api:
             return [copy.deepcopy(self.world.user)]
         return [] if words[0] == "events" else copy.deepcopy(self.world.objects)
 
+    def items_of(self, optional, *_words, always=()):
+        return copy.deepcopy(self.world.objects), [*always, *optional]
+
     def ask_pod(self, *_words):
         return 0, self.world.answers["mine"], ""
 

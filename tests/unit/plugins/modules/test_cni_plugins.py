@@ -34,7 +34,7 @@ class Bundle:
     def __init__(self, folder: pathlib.Path):
         self.folder, self.files, self.images = folder, [], []
 
-    def add(self, name: str, content: bytes, architecture: str = "amd64", sha256: str | None = None) -> None:
+    def add(self, name: str, content: bytes, architecture: str = "amd64", sha256=None) -> None:
         path = f"{name}-{architecture}"
         (self.folder / path).write_bytes(content)
         sha256 = sha256 or hashlib.sha256(content).hexdigest()
