@@ -62,7 +62,8 @@ def unpacked(path, folder):
     manifest, _config, files = read(path)
     for name in manifest["Layers"]:
         with tarfile.open(fileobj=io.BytesIO(files[name])) as archive:
-            archive.extractall(folder, filter="tar")
+            # Debian 12's own Python has no filters yet; a later one warns without.
+            archive.extractall(folder, **({"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}))
     return folder
 
 
