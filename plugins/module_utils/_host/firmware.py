@@ -1,6 +1,6 @@
 """Values in the firmware of HCAs against those that a user states: read, written once, judged by what is then in use.
 
-PRIVATE to the collection. `read` asks mstconfig; `plan` is pure. A key has three values: the default, the current one
+`read` asks mstconfig; `plan` is pure. A key has three values: the default, the current one
 that the firmware runs with, and the next one in flash. Which reset brings the next one into use is published for no
 key. So a value is written once and one reboot is asked for, on record: what that leaves is a finding, and no second
 attempt.

@@ -1,6 +1,6 @@
 """RoCE settings of NICs against the switch plan, set now and each time the driver makes the NIC.
 
-PRIVATE to the collection. Pure: facts and options in, Plan out. A udev rule keyed by PCI address has a unit started for
+Pure: facts and options in, Plan out. A udev rule keyed by PCI address has a unit started for
 the NIC: systemd stops it with the device, so a driver reload starts it again.
 """
 
