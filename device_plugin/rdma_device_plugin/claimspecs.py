@@ -44,7 +44,8 @@ def encode(record: Record) -> dict[str, Any]:
         if device.env:
             edits["env"] = [f"{name}={value}" for name, value in device.env]
         devices.append({"name": f"{record.key.uid}-{index}", "containerEdits": edits})
-    allocated = [[*device.result, device.hca, device.port, device.network] for device in record.devices]
+    # Whether the claim asks for a network is in the network's name.
+    allocated = [[*device.result[:-1], device.hca, device.port, device.network] for device in record.devices]
     said = {NAMESPACE: record.key.namespace, NAME: record.key.name, DEVICES: json.dumps(allocated)}
     networks = dict.fromkeys(device.network for device in record.devices if device.network)
     if networks:
@@ -64,12 +65,12 @@ def decode(document: Any, uid: str) -> Record:
 
 
 def _prepared(row: list[Any], edits: dict[str, Any]) -> Prepared:
-    device, pool, requests, share, asks, hca, port, network = row
+    device, pool, requests, share, hca, port, network = row
     paths = tuple(_text(node["path"]) for node in edits["deviceNodes"])
     kinds = isinstance(requests, list), share is None or isinstance(share, str), port is None or isinstance(port, int)
     if not paths or not all(kinds):
         raise ValueError("a device without files, or a request, a share or a port that is none")
-    result = Result(_text(device), _text(pool), tuple(_text(request) for request in requests), share, bool(asks))
+    result = Result(_text(device), _text(pool), tuple(_text(request) for request in requests), share, bool(network))
     pairs = (_text(pair).partition("=") for pair in edits.get("env", ()))
     env = tuple((name, value) for name, _equals, value in pairs)
     return Prepared(result, _text(hca), port, paths, env, _text(network))

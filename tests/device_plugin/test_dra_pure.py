@@ -89,7 +89,7 @@ def test_every_name_becomes_a_label(name):
 # Records of claims.
 
 TEXT = some.text(max_size=12)
-RESULTS = some.builds(Result, TEXT, TEXT, some.lists(TEXT, max_size=2).map(tuple), some.none() | TEXT, some.booleans())
+RESULTS = some.builds(Result, TEXT, TEXT, some.lists(TEXT, max_size=2).map(tuple), some.none() | TEXT)
 NAMES = some.text(max_size=12).filter(lambda name: "=" not in name)
 PREPARED = some.builds(
     Prepared,
@@ -99,7 +99,7 @@ PREPARED = some.builds(
     some.lists(TEXT, min_size=1, max_size=3).map(tuple),
     some.dictionaries(NAMES, TEXT, max_size=2).map(lambda env: tuple(env.items())),
     TEXT,
-)
+).map(lambda one: one._replace(result=one.result._replace(network=bool(one.network))))
 RECORDS = some.builds(
     Record,
     some.builds(Key, TEXT, TEXT, some.from_regex(r"[0-9a-f]{1,36}", fullmatch=True)),
