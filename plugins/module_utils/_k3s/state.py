@@ -59,7 +59,6 @@ def node(root: str, run: Callable) -> dict:
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}" if tree.live else None,
         "ensurepip": not tree.live or importlib.util.find_spec("ensurepip") is not None,
         "clock": time.time() if tree.live else None,
-        "hostname": hostname(tree),
         "family": hca_node.family(release) or "debian",
         "distribution": hca_node.distribution(release),
         # Without the address that servers share: it is not the node's own, and may be elsewhere in a second.

@@ -193,7 +193,7 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
         "servers": len(node["servers"]),
         "node_ip": typed["node_ip"] or _default_address(seen),
         "node_name": typed["node_name"],
-        "name": typed["node_name"] or seen["hostname"],
+        "name": node["name"],
         "server_url": _url(node, nodes),
         "labels": labels(node.get("facts") or {}, typed),
         "taints": [*([k3s.STARTUP_TAINT] if typed["startup_taint"] else []), *typed["node_taints"]],

@@ -244,6 +244,7 @@ def _k3s_node(node: dict, run: Run) -> dict:
     wheels = wheel_dir(typed) if typed["device_plugin_mode"] == "systemd" and not run.fetch else ""
     return {
         "host": node["host"],
+        "name": name_of(node),
         "state": node.get("k3s"),
         "failure": node.get("failure"),
         "facts": {key: facts.get(key) or empty for key, empty in (("hcas", []), ("rails", []), ("driver", {}))},

@@ -29,7 +29,7 @@ def services(server="inactive", agent="inactive"):
 
 def state(number=1, **change):
     return {
-        "hostname": f"node{number}", "architecture": "amd64", "family": "debian", "distribution": "debian12",
+        "architecture": "amd64", "family": "debian", "distribution": "debian12",
         "addresses": [
             {"netdev": "eth0", "address": f"192.0.2.{number}/24"},
             {"netdev": "rail0", "address": f"10.77.1.{number}/24"},
@@ -42,9 +42,10 @@ def state(number=1, **change):
     }  # fmt: skip
 
 
-def node(number=1, servers=("node1",), seen=None, guessed_from=(), first_addresses=(), **variables):
+def node(number=1, servers=("node1",), seen=None, guessed_from=(), first_addresses=(), hostname=None, **variables):
     return {
         "host": f"node{number}",
+        "name": variables.get("node_name") or hostname or f"node{number}",
         "servers": list(servers),
         "guessed_from": list(guessed_from),
         "first_addresses": list(first_addresses),
@@ -233,11 +234,11 @@ def test_k4_a_version_that_does_not_start_without_its_flannel_is_refused(version
 
 
 @pytest.mark.parametrize(("nodes", "inventory", "hosts"), [
-    ([node(1, seen={"hostname": "gpu"}), node(2, seen={"hostname": "gpu"})], (), ["node1", "node2"]),
-    ([node(1), node(2, seen={"hostname": "node1"})], (), ["node1", "node2"]),
-    ([node(1, seen={"hostname": "node2"})], ["node1", "node2.example.com"], ["node1"]),
-    ([node(1, seen={"hostname": "node2"}, node_name="gpu1")], ["node1", "node2"], []),
-    ([node(1, seen={"hostname": "node2"}, node_name="node2")], ["node1", "node2"], []),
+    ([node(1, hostname="gpu"), node(2, hostname="gpu")], (), ["node1", "node2"]),
+    ([node(1), node(2, hostname="node1")], (), ["node1", "node2"]),
+    ([node(1, hostname="node2")], ["node1", "node2.example.com"], ["node1"]),
+    ([node(1, hostname="node2", node_name="gpu1")], ["node1", "node2"], []),
+    ([node(1, hostname="node2", node_name="node2")], ["node1", "node2"], []),
     ([node(1), node(2, node_name="node1")], (), ["node1", "node2"]),
 ])  # fmt: skip
 def test_a_name_is_one_nodes(nodes, inventory, hosts):
@@ -277,8 +278,8 @@ def silent(number, servers=THREE):
     return {**node(number, servers), "state": None, "failure": "no route"}
 
 
-def server(number, **seen):
-    return node(number, THREE, seen={**RUNS, "services": services("active"), **seen})
+def server(number, hostname=None, **seen):
+    return node(number, THREE, hostname=hostname, seen={**RUNS, "services": services("active"), **seen})
 
 
 # {what: (nodes of the run, servers outside of it, ids of what is found)}
@@ -295,9 +296,9 @@ LIMITED = {
     "an agent too new": ([node(4, THREE)], [server(1), server(2, version="v1.35.7+k3s1"), server(3)], SKEW),
     "a server too new": ([node(3, THREE)], [server(1, version="v1.33.9+k3s1"), server(2)], SKEW),
     "a server one minor newer": ([node(3, THREE)], [server(1, version="v1.34.9+k3s1"), server(2)], []),
-    "an address of an outside server": ([node(4, THREE, seen=state(1, hostname="x"))], [server(1), server(2)], [""]),
+    "an address of an outside server": ([node(4, THREE, seen=state(1))], [server(1), server(2)], [""]),
     "the name of an outside server": (
-        [node(4, THREE, seen={"hostname": "gpu"})], [server(1, hostname="gpu"), server(2)], ["k3s:node-name"]),
+        [node(4, THREE, hostname="gpu")], [server(1, hostname="gpu"), server(2)], ["k3s:node-name"]),
     "another cluster's option": ([node(3, THREE, disable=[])], [server(1), server(2)], [""]),
 }  # fmt: skip
 

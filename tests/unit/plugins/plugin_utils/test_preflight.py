@@ -522,6 +522,13 @@ def test_problems_of_variables_nodes_and_roles_come_together_each_at_its_hosts(r
     assert ("variable x" in failing["a"], "variable x" in failing["b"]) == (True, False)
 
 
+@pytest.mark.parametrize("name", ["a", "../b", "{{ b }}"])
+@pytest.mark.parametrize("role", ["k3s", "node_ready"])
+def test_the_name_that_objects_get_is_the_one_that_was_judged(read, role, name):
+    made = planned([read("a"), read("b", hostname=name)], role)
+    assert ("b", "k3s:node-name") in {(item["host"], item["id"]) for item in made["findings"]}
+
+
 @pytest.mark.parametrize("change", [{"lost": "no route"}, {"failure": "no Python"}])
 def test_a_node_that_was_not_read_stops_the_cluster_or_is_left_out(read, change):
     nodes = [read("a", {"multus_global_namespaces": ["x"]}), read("b", ansible_facts={}, **change)]
