@@ -11,6 +11,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni, device_plugin
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import addresses
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
 # Modules that answer with the names of files that they need, whose options say what they may get.
@@ -25,7 +26,13 @@ class ActionModule(Normal):
     def run(self, tmp=None, task_vars=None):
         name = self._task.action.rpartition(".")[2]
         if name not in SUPPLIED:
-            return super().run(tmp, task_vars)
+            result = super().run(tmp, task_vars)
+            wrong = addresses.malformed(result) if name in ("node_facts", "hca_facts") else None
+            if wrong:
+                raise Refused.because(
+                    "the node", "addresses and networks as its own", wrong, "look at who answers there"
+                )
+            return result
         ActionBase.run(self, tmp, task_vars)
         supply, spec = SUPPLIED[name]
         _validation, given = self.validate_argument_spec(argument_spec=spec)

@@ -16,7 +16,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.conf
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import packages
 from ansible_collections.gpufabric.rdma.plugins.modules import plan as documented
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin, folder
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, libraries, terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import addresses, fleet, libraries, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded, options
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import tests
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall, host, plan, settled, variables
@@ -85,6 +85,8 @@ class ActionModule(ActionBase):
             return {**result, "failure": " ".join(str(error).split())}
         if seen.get("failed"):
             return {**result, "failure": seen.get("msg") or "the module gave no reason"}
+        if wrong := addresses.malformed(seen):
+            return {**result, "failure": f"it reports as its own addresses and networks {wrong}"}
         return {**seen, **result, "ansible_facts": {} if server else seen.get("ansible_facts") or {}}
 
     def _variables(self, roles, task_vars):

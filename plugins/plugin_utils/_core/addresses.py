@@ -3,12 +3,15 @@
 Import it from here: if netaddr is missing, its first use says what to install.
 """
 
+import ipaddress
+from collections.abc import Iterator
+
 from ansible.errors import AnsibleError
 
-from ...module_utils._core.text import sentence
+from ...module_utils._core.text import clean, sentence
 from . import libraries
 
-__all__ = ("address", "inside", "netaddr", "network")
+__all__ = ("address", "inside", "malformed", "netaddr", "network")
 
 try:
     import netaddr
@@ -41,3 +44,28 @@ def inside(value, net) -> bool:
     """Whether a value is an address of a network; not where there is none."""
     held = address(value)
     return held is not None and net is not None and held in net
+
+
+def malformed(answer: dict) -> str:
+    """What a node gives as its addresses and routes' destinations, and is none; empty where all are."""
+    wrong = [text for text in _own(answer) if not _is_interface(text)]
+    return clean(str(wrong))[:300] if wrong else ""
+
+
+def _own(answer, key: str = "") -> Iterator:
+    meant = key in ("addresses", "routes")
+    if isinstance(answer, dict):
+        for name, item in answer.items():
+            yield from _own(item, key if meant else name)
+    for item in answer if isinstance(answer, list) else ():
+        if meant:
+            yield item.get("address", item.get("destination")) if isinstance(item, dict) else item
+        else:
+            yield from _own(item)
+
+
+def _is_interface(text) -> bool:
+    try:
+        return isinstance(text, str) and "%" not in text and bool(ipaddress.ip_interface(text))
+    except ValueError:
+        return False

@@ -187,6 +187,17 @@ def test_no_key_of_a_node_s_result_is_a_variable():
     assert (names, {item["id"] for item in refused["findings"]}) == ({*MARKS["ansible_facts"]}, {"node:variable"})
 
 
+def test_what_a_node_gives_as_an_address_is_one_or_the_node_is_not_planned_with(tmp_path):
+    site = Site(tmp_path)
+    answer = site.answers["node2"]
+    meant = [path for path in places(answer) if {"addresses", "routes"} & {*path} and path[-1] != "netdev"]
+    assert {path[0] for path in meant} == {"ansible_facts", "firewall", "k3s", "networks"}
+    for path, lie in itertools.product(meant, KINDS.values()):
+        told = replaced(answer, lie, path)
+        read = act("plan", {"step": "read", "roles": ROLES}, HostVars(site.known), told, "node2")
+        assert (path, bool(read.get("failure"))) == (path, True)
+
+
 @pytest.mark.parametrize("name", ["../../home/.ssh/x.pyz", "/home/x.whl", "x.whl", "plugin.pyz/../x.pyz"])
 def test_no_file_is_sent_that_the_lock_does_not_name(monkeypatch, name):
     monkeypatch.setattr(device_plugin, "check_config", lambda *_given: None)
