@@ -29,7 +29,7 @@ SCENARIO ?= rails
 lab: $(VENV)/.ready ## Boot the lab's two nodes, run playbooks/site.yml on them, print a summary and where the report page is
 	@lab/packages lab
 	@lab/progress "the lab's nodes and bundle" lab/labctl up --bundle
-	@lab/progress "site.yml on inventory/lab" ansible-playbook -i inventory/lab playbooks/site.yml \
+	@lab/progress "site.yml on inventory/lab" env $$(cat $(LAB_FOLDER)/environment 2>/dev/null) ansible-playbook -i inventory/lab playbooks/site.yml \
 		$$([ ! -e $(LAB_FOLDER)/cluster.yml ] || echo "-e @$(LAB_FOLDER)/cluster.yml") $(ARGS)
 
 lab-down: ## Remove the lab: nodes, disks, keys, image (KEEP_IMAGE=1 keeps the image); a shell on a node: lab/labctl ssh node1
@@ -77,7 +77,6 @@ cluster: export LAB_DIR ?= .lab/cluster
 cluster: export LAB_PORT_BASE ?= 22700
 cluster: $(VENV)/.ready ## A cluster in the lab, from bare nodes to pods with verbs; ARGS=tests/cluster takes all scenarios; needs Go
 	@lab/packages lab
-	@$(if $(filter mirror,$(LAB_CLUSTER)),lab/packages mirror,)
 	@lab/progress "the lab's cluster" pytest -v -rs -n0 $(or $(ARGS),tests/cluster/test_first_run.py tests/cluster/test_second_run_heals.py)
 
 servers-test: $(VENV)/.ready ## Three servers on this machine: reboots with real etcd, the shared address with real keepalived; needs root and Go

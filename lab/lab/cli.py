@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
-from . import accelerator, cluster, image, programs, settings, ssh
+from . import accelerator, cluster, image, mirror, programs, settings, ssh
 from .settings import CABLES, NODES, PRISTINE, LabError, say
 from .vm import Node
 
@@ -90,6 +90,7 @@ class Lab:
     def down(self, keep_image: bool) -> None:
         """Removes what labctl made, and nothing else in the state folder (the fast nodes, another lab)."""
         self.each(Node.remove)
+        mirror.stop(self.settings.state / "mirror")
         shutil.rmtree(self.settings.ssh, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.settings.nodes.rmdir()

@@ -66,50 +66,52 @@ def probe(url: str) -> str | None:
         return str(getattr(error, "reason", error)) or type(error).__name__
 
 
-def fill(settings: Settings) -> pathlib.Path | None:
-    """The bundle folder, or None where the lab stops after the host layer. Prints which source was chosen and why."""
+def fill(settings: Settings) -> None:
+    """cluster.yml in the lab's folder: what site.yml installs the cluster from. Prints which source was chosen and why.
+
+    The file environment beside it has what the run's process needs: KEY=VALUE, a line each.
+    """
     chosen, why = choose()
     folder, variables = settings.state / "bundle", settings.state / "cluster.yml"
+    environment = settings.state / "environment"
+    environment.unlink(missing_ok=True)
     if chosen == "none":
         say(f"cluster: none, the lab ends after the host layer ({why})")
         shutil.rmtree(folder, ignore_errors=True)
         variables.unlink(missing_ok=True)
-        return None
+        return
     say(f"cluster: {chosen} ({why})")
     if chosen == "release":
         say("not verified: no run on the release itself is on record; docs/evidence.md has those on the test bed")
         fill_by_playbook(folder)
-    elif chosen == "mirror":
-        from_mirror(settings, folder)
-    else:
+    elif chosen == "testbed":
         from_testbed(settings, folder)
-    given = {"cluster": True, "k3s_bundle_dir": str(folder), **LAB_VARIABLES}
-    variables.write_text(json.dumps(given, indent=2) + "\n")
-    return folder
+    given = {"cluster": True, "k3s_bundle_dir": str(folder)}
+    if chosen == "mirror":
+        site = from_mirror(settings)
+        given = {"cluster": True, **site.variables}
+        environment.write_text("".join(f"{key}={value}\n" for key, value in site.environment.items()))
+    variables.write_text(json.dumps({**given, **LAB_VARIABLES}, indent=2) + "\n")
 
 
-def fill_by_playbook(folder: pathlib.Path, further: dict | None = None, environment: dict | None = None) -> None:
-    """playbooks/bundle.yml, as users run it. further: variables. environment: of the process, beside ours."""
+def fill_by_playbook(folder: pathlib.Path) -> None:
+    """playbooks/bundle.yml, as users run it."""
     playbook = CHECKOUT / "playbooks" / "bundle.yml"
-    command = ["ansible-playbook", str(playbook), "-e", json.dumps({"bundle_dir": str(folder), **(further or {})})]
-    if subprocess.run(command, cwd=CHECKOUT, env={**os.environ, **(environment or {})}, check=False).returncode:
+    command = ["ansible-playbook", str(playbook), "-e", json.dumps({"bundle_dir": str(folder)})]
+    if subprocess.run(command, cwd=CHECKOUT, check=False).returncode:
         raise LabError("bundle folder", f"{folder} filled by {playbook.name}", "it failed, see above", "run it again")
 
 
-def from_mirror(settings: Settings, folder: pathlib.Path) -> None:
-    """As from the release, out of a mirror that serves the test bed under the release's names."""
+def from_mirror(settings: Settings) -> mirror.Site:
+    """No folder: a mirror that serves the test bed under the release's names, to the controller and to the nodes."""
     built = programs.ensure(WANTED["mirror"])
     images = containers.ensure(image.ensure(settings), list(containers.recipes()), built)
-    # Nothing that another source left may be taken for what this one brought; the wheels are the same from each.
-    for kind in ("files", "images"):
-        shutil.rmtree(folder / kind, ignore_errors=True)
-    (folder / "bundle.yml").unlink(missing_ok=True)
     files = {"k3s": built["k3s"] / "k3s", "cni-plugins": plugins_archive(built["cni-plugins"])}
     versions = {"k3s": programs.PARTS["k3s"].version + DOUBLE}
-    with mirror.serving(built["mirror"] / "mirror", settings.state / "mirror", LOCK) as site:
-        site.fill(files, images, versions)
-        fill_by_playbook(folder, site.variables, site.environment)
-    say(f"bundle: {folder}, filled by bundle.yml from a mirror at {site.address}")
+    site = mirror.start(built["mirror"] / "mirror", settings.state / "mirror", settings.mirror_port, LOCK)
+    site.fill(files, images, versions)
+    say(f"mirror: https://{site.address}, until lab/labctl down")
+    return site
 
 
 def from_testbed(settings: Settings, folder: pathlib.Path) -> None:

@@ -1,7 +1,7 @@
 """A mirror on loopback: the test bed under the release's names, and the lock file of who builds what the lock names.
 
-Users without a way to the release's servers have the same: a site and a registry of their own, and, where the content
-is their own build, a lock file with its sums (bundle_lock).
+Users without a way to the release's servers have the same: their own site and registry, and, where the content is
+their own build, a lock file with its sums (bundle_lock). Nodes reach it at 10.0.2.100 (network.py).
 """
 
 import contextlib
@@ -12,10 +12,15 @@ import json
 import os
 import pathlib
 import shutil
+import signal
+import socket
 import subprocess
 import tarfile
+import time
 import urllib.parse
 
+from .containers import recipes
+from .network import MIRROR
 from .settings import LabError
 
 # Rows of the lock, by the recipe of their image. CoreDNS and pause travel in k3s' own archive, pause also by itself.
@@ -36,19 +41,29 @@ class Site:
 
     @property
     def variables(self) -> dict:
-        """What bundle.yml is told, as a user tells it."""
+        """What site.yml and bundle.yml are told, as a user tells it."""
         hosts = sorted({reference.partition("/")[0] for reference in self.references().values()})
         sites = sorted({urllib.parse.urlsplit(url).netloc for url in self.urls().values()})
         mirrors = {f"https://{host}": f"https://{self.address}/{host}" for host in sites}
         return {
             "bundle_lock": str(self.folder / "lock.yml"),
-            "bundle_mirrors": {**mirrors, **{host: f"{self.address}/{host}" for host in hosts}},
+            "bundle_mirrors": {**mirrors, **dict.fromkeys(hosts, self.address)},
+            "k3s_registries": {
+                "mirrors": {host: {"endpoint": [f"https://{MIRROR}"]} for host in hosts},
+                "configs": {MIRROR: {"tls": {"insecure_skip_verify": True}}},
+            },
         }
 
     @property
     def environment(self) -> dict:
-        """The mirror's authority beside those that the machine trusts, as update-ca-certificates would add it."""
-        return {"SSL_CERT_FILE": str(self.folder / "authorities.pem")}
+        """The mirror's authority beside those that the machine trusts, as update-ca-certificates would add it.
+
+        What this lock has sums of stays out of the user's cache.
+        """
+        return {
+            "SSL_CERT_FILE": str(self.folder / "authorities.pem"),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+        }
 
     def urls(self) -> dict[str, str]:
         """Where the lock has each artifact for this architecture from, without what an operating system adds."""
@@ -75,6 +90,7 @@ class Site:
         sums = {name: self.put(url, held[name]) for name, url in self.urls().items()}
         references = self.references()
         digests = {row: self.push(images[recipe], references[row]) for recipe, row in IMAGES.items()}
+        self.push(images["coredns"], recipes()["coredns"].reference)
         own = own_lock(self.lock, sums, digests, {**versions, AIRGAP: versions.get("k3s")})
         (self.folder / "lock.yml").write_text(json.dumps(own, indent=2) + "\n")
 
@@ -93,7 +109,7 @@ class Site:
         said = self.folder / "digest"
         _run(
             *("skopeo", "copy", "--quiet", "--insecure-policy", "--digestfile", said),
-            *(f"docker-archive:{archive}", f"docker://{self.address}/{reference}"),
+            *(f"docker-archive:{archive}", f"docker://{self.address}/{reference.partition('/')[2]}"),
             environment=self.environment,
         )
         return said.read_text().strip()
@@ -136,28 +152,44 @@ def joined(archives: list[pathlib.Path], out: pathlib.Path) -> None:
         target.addfile(entry, io.BytesIO(text))
 
 
-@contextlib.contextmanager
-def serving(program: pathlib.Path, folder: pathlib.Path, lock: pathlib.Path):
-    """A Site in an empty folder, until the block ends."""
+def start(program: pathlib.Path, folder: pathlib.Path, port: int, lock: pathlib.Path) -> Site:
+    """A Site in an empty folder, which answers until stop()."""
     import yaml
 
-    if not shutil.which("skopeo"):
-        raise LabError("the lab's mirror", "skopeo on PATH", "no such program", "lab/packages mirror")
-    shutil.rmtree(folder, ignore_errors=True)
+    for needed in ("skopeo", "socat"):
+        if not shutil.which(needed):
+            step = "LAB_CLUSTER=mirror lab/packages lab"
+            raise LabError("the lab's mirror", f"{needed} on PATH", "no such program", step)
+    stop(folder)
     (folder / "files").mkdir(parents=True)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     log = folder / "mirror.log"
-    with log.open("w") as stream, subprocess.Popen([program, folder], stderr=stream, **pipes) as process:
+    with log.open("w") as stream:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": stream}
+        process = subprocess.Popen([program, folder, str(port), MIRROR], start_new_session=True, **streams)
+    (folder / "mirror.pid").write_text(str(process.pid))
+    deadline = time.monotonic() + 30
+    while True:
         try:
-            address = process.stdout.readline().strip()
-            if not address:
-                raise LabError("the lab's mirror", "its address", f"it ended with {process.wait()}", f"see {log}")
-            own = (folder / "ca.pem").read_text()
-            known = pathlib.Path(os.environ.get("SSL_CERT_FILE") or SYSTEM_AUTHORITIES)
-            (folder / "authorities.pem").write_text((known.read_text() if known.exists() else "") + own)
-            yield Site(address, folder, yaml.safe_load(lock.read_text()))
-        finally:
-            process.stdin.close()
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            break
+        except OSError as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                seen = f"it ended with {process.poll()}" if process.poll() is not None else str(error)
+                raise LabError("the lab's mirror", f"an answer at port {port}", seen, f"see {log}") from None
+            time.sleep(0.1)
+    own = (folder / "ca.pem").read_text()
+    known = pathlib.Path(os.environ.get("SSL_CERT_FILE") or SYSTEM_AUTHORITIES)
+    (folder / "authorities.pem").write_text((known.read_text() if known.exists() else "") + own)
+    return Site(f"127.0.0.1:{port}", folder, yaml.safe_load(lock.read_text()))
+
+
+def stop(folder: pathlib.Path) -> None:
+    """Ends our own mirror only: the process of the pid file must have been started for this folder."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int((folder / "mirror.pid").read_text())
+        if str(folder) in pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+            os.kill(pid, signal.SIGTERM)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(*command: str | pathlib.Path, environment: dict | None = None) -> None:

@@ -5,6 +5,9 @@ import socket
 from . import cpio, ssh
 from .settings import CABLES, NICS, LabError, Settings
 
+# Where a node reaches the mirror on this machine's loopback; the user network lets it out nowhere else.
+MIRROR = "10.0.2.100"
+
 
 def mac(number: int, nic: str) -> str:
     return f"52:54:00:4c:0{number}:0{NICS.index(nic)}"
@@ -12,8 +15,10 @@ def mac(number: int, nic: str) -> str:
 
 def arguments(settings: Settings, number: int) -> list[str]:
     """eth0 and eth1 sit on the root bus; eth2 and eth3 each behind a host bridge of their own NUMA node."""
+    mirror = f"guestfwd=tcp:{MIRROR}:443-cmd:socat STDIO TCP4:127.0.0.1:{settings.mirror_port}"
+    ssh_in = f"hostfwd=tcp:127.0.0.1:{settings.ssh_port(number)}-:22"
     found = [
-        "-netdev", f"user,id=net-eth0,restrict=on,ipv6=off,hostfwd=tcp:127.0.0.1:{settings.ssh_port(number)}-:22",
+        "-netdev", f"user,id=net-eth0,restrict=on,ipv6=off,{ssh_in},{mirror}",
         "-device", f"virtio-net-pci,id=eth0,netdev=net-eth0,mac={mac(number, 'eth0')},bus=pcie.0,romfile=",
     ]  # fmt: skip
     for numa, nic in enumerate(("eth2", "eth3")):

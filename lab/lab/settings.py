@@ -48,6 +48,10 @@ class Settings:
     def ssh_port(self, number: int) -> int:
         return self.port_base + number
 
+    @property
+    def mirror_port(self) -> int:
+        return self.port_base + 5
+
     def cable_ports(self, cable: int, number: int) -> tuple[int, int]:
         """UDP ports of this node's end and of the other node's end."""
         other = next(n for n in NUMBERS.values() if n != number)

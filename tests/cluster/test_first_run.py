@@ -1,6 +1,7 @@
 """What the first run promises: bare nodes to pods with verbs."""
 
 import json
+import pathlib
 
 import pytest
 import yaml
@@ -19,6 +20,8 @@ def test_test_pods_run_as_uid_1000_without_a_registry_and_without_an_image_of_th
     """On a node whose containerd reaches no registry; all images are those of the bundle folder."""
     if cluster.first is None:
         pytest.skip("not verified in this session: the cluster was there already, saved by the one that made it")
+    if cluster.given("k3s_bundle_dir") is None:
+        pytest.skip("the nodes pull their images: see the test of the mirror")
     bundle = yaml.safe_load((cluster.state / "bundle" / "bundle.yml").read_text())
     for name in cluster.nodes:
         passed = {check["id"]: check["seen"] for check in cluster.first.checks(name, "passed")}
@@ -43,3 +46,18 @@ def test_test_pods_run_as_uid_1000_without_a_registry_and_without_an_image_of_th
     for seconds in {json.dumps(one["seconds"], sort_keys=True) for one in ran}:
         cluster.note(f"test pods, seconds by part: {seconds}")
     assert ran, "no run of the test pods was recorded"
+
+
+def test_a_mirror_serves_the_nodes_the_run_and_a_bundle_folder(cluster, tmp_path):
+    """The run fetches the files, and the nodes pull images by the lock's digest: no folder is named."""
+    if cluster.given("k3s_bundle_dir") is not None:
+        pytest.skip("this lab has a bundle folder: LAB_CLUSTER=mirror has none")
+    locked = yaml.safe_load(pathlib.Path(cluster.given("bundle_lock")).read_text())
+    digests = {row["name"]: row["digests"]["amd64"] for row in locked["images"]}
+    for name in cluster.nodes:
+        listed = cluster.node(name, "k3s ctr images list --quiet")
+        assert {row for row in ("flannel", "multus-thick") if f"@{digests[row]}" not in listed} == set()
+        assert cluster.node(name, "ls /var/lib/rancher/k3s/agent/images 2>/dev/null || true") == ""
+    cluster.succeed("bundle.yml", "-e", f"bundle_dir={tmp_path}")
+    held = yaml.safe_load((tmp_path / "bundle.yml").read_text())
+    assert {row["reference"] for row in held["images"]} >= {row["reference"] for row in locked["images"]}

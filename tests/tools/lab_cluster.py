@@ -110,6 +110,10 @@ class Cluster:
         self.variables = ("-e", f"@{self.state}/cluster.yml")
         self.hosts = ("-i", str(CHECKOUT / "inventory" / self.inventory))
 
+    def given(self, name: str):
+        """A variable of every run, or None."""
+        return json.loads((self.state / "cluster.yml").read_text()).get(name)
+
     def kubelet_service(self, name: str) -> str:
         return "k3s" if name == self.server else "k3s-agent"
 
@@ -128,8 +132,10 @@ class Cluster:
     def run(self, playbook, *arguments):
         command = ["ansible-playbook", *self.hosts, CHECKOUT / "playbooks" / playbook, *self.variables, *arguments]
         # Machine-readable, so that no test reads a layout made for people.
+        told = self.state / "environment"
+        own = dict(line.split("=", 1) for line in told.read_text().splitlines()) if told.exists() else {}
         with tempfile.TemporaryDirectory() as records:
-            more = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", **running.environment(records)}
+            more = {**own, "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", **running.environment(records)}
             done = subprocess.run(
                 command, env={**os.environ, **more}, cwd=CHECKOUT, capture_output=True, text=True, check=False
             )

@@ -230,8 +230,13 @@ state = "/run/k3s/containerd"
 [plugins."io.containerd.grpc.v1.cri".cni]
   bin_dir = "/opt/cni/bin"
   conf_dir = "/etc/cni/net.d"
-`, filepath.Join(dir, "containerd"), containerdSocket, config.PauseImage, config.SELinux)
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = %q
+`, filepath.Join(dir, "containerd"), containerdSocket, config.PauseImage, config.SELinux, filepath.Join(filepath.Dir(file), "certs.d"))
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return err
+	}
+	if err := writeMirrors(filepath.Join(filepath.Dir(file), "certs.d")); err != nil {
 		return err
 	}
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -259,6 +264,54 @@ state = "/run/k3s/containerd"
 			return fmt.Errorf("importing %s: %v: %s", archive, err, out)
 		}
 		os.WriteFile(done, []byte(stampOf(archive)), 0o600)
+	}
+	return nil
+}
+
+// writeMirrors renders registries.yaml for containerd: mirrors with their endpoints, and configs' tls. Other keys are refused.
+func writeMirrors(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	data, err := os.ReadFile("/etc/rancher/k3s/registries.yaml")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	var given struct {
+		Mirrors map[string]struct {
+			Endpoint []string `json:"endpoint"`
+		} `json:"mirrors"`
+		Configs map[string]struct {
+			TLS struct {
+				CAFile             string `json:"ca_file"`
+				InsecureSkipVerify bool   `json:"insecure_skip_verify"`
+			} `json:"tls"`
+		} `json:"configs"`
+	}
+	if err := yaml.UnmarshalStrict(data, &given); err != nil {
+		return fmt.Errorf("registries.yaml: %w", err)
+	}
+	for host, mirror := range given.Mirrors {
+		text := ""
+		for _, endpoint := range mirror.Endpoint {
+			site, err := url.Parse(endpoint)
+			if err != nil {
+				return fmt.Errorf("registries.yaml: %w", err)
+			}
+			trust := given.Configs[site.Host].TLS
+			text += fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n  skip_verify = %v\n", endpoint, trust.InsecureSkipVerify)
+			if trust.CAFile != "" {
+				text += fmt.Sprintf("  ca = %q\n", trust.CAFile)
+			}
+		}
+		if err := os.MkdirAll(filepath.Join(dir, host), 0o700); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, host, "hosts.toml"), []byte(text), 0o600); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -1,10 +1,10 @@
 // Command mirror serves a folder as a site of downloads and a registry of images, as a company's mirror does: https on loopback,
-// with a certificate authority of its own. The registry is CNCF Distribution, which most registries are built on.
+// with its own certificate authority. The registry is CNCF Distribution, which most registries are built on.
 //
-//	mirror FOLDER
+//	mirror FOLDER PORT ADDRESS...
 //
-// FOLDER/files is what it hands out, FOLDER/registry is the registry's storage, FOLDER/ca.pem the authority. It prints its address
-// when it answers, and ends with its standard input, so that it never outlives who started it.
+// FOLDER/files is what it hands out, FOLDER/registry is the registry's storage, FOLDER/ca.pem the authority. It listens at
+// 127.0.0.1; its certificate holds that and each ADDRESS.
 package main
 
 import (
@@ -17,7 +17,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
-	"io"
 	"math/big"
 	"net"
 	"net/http"
@@ -31,10 +30,10 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		fail(fmt.Errorf("usage: mirror FOLDER"))
+	if len(os.Args) < 3 {
+		fail(fmt.Errorf("usage: mirror FOLDER PORT ADDRESS..."))
 	}
-	if err := serve(os.Args[1]); err != nil {
+	if err := serve(os.Args[1], os.Args[2], os.Args[3:]); err != nil {
 		fail(err)
 	}
 }
@@ -44,8 +43,8 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-func serve(folder string) error {
-	certificate, authority, err := issue()
+func serve(folder, port string, addresses []string) error {
+	certificate, authority, err := issue(addresses)
 	if err != nil {
 		return err
 	}
@@ -64,20 +63,19 @@ func serve(folder string) error {
 	handler := http.NewServeMux()
 	handler.Handle("/v2/", handlers.NewApp(context.Background(), config))
 	handler.Handle("/", http.FileServer(http.Dir(filepath.Join(folder, "files"))))
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate}})
+	listener, err := tls.Listen("tcp", net.JoinHostPort("127.0.0.1", port), &tls.Config{Certificates: []tls.Certificate{certificate}})
 	if err != nil {
 		return err
 	}
-	fmt.Println(listener.Addr())
-	go func() {
-		io.Copy(io.Discard, os.Stdin)
-		os.Exit(0)
-	}()
 	return http.Serve(listener, handler)
 }
 
-// issue makes an authority and a certificate of it for 127.0.0.1, both for a day.
-func issue() (tls.Certificate, []byte, error) {
+// issue makes an authority and its certificate for 127.0.0.1 and addresses, both for a day.
+func issue(addresses []string) (tls.Certificate, []byte, error) {
+	held := []net.IP{net.IPv4(127, 0, 0, 1)}
+	for _, address := range addresses {
+		held = append(held, net.ParseIP(address))
+	}
 	parentKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, nil, err
@@ -99,7 +97,7 @@ func issue() (tls.Certificate, []byte, error) {
 		return tls.Certificate{}, nil, err
 	}
 	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "the lab's mirror"},
-		NotBefore: parent.NotBefore, NotAfter: parent.NotAfter, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: parent.NotBefore, NotAfter: parent.NotAfter, IPAddresses: held,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	leafBytes, err := x509.CreateCertificate(rand.Reader, leaf, signer, &key.PublicKey, parentKey)
 	if err != nil {
