@@ -40,9 +40,9 @@ def names() -> list[str]:
     return list(table()["machines"])
 
 
-def compose(name: str) -> dict:
-    """The node of that name in the form of tests/fixtures/README.md."""
-    return Node(name, **table()["machines"][name]).fixture()
+def compose(name: str, **changes) -> dict:
+    """The node of that name in the form of tests/fixtures/README.md. changes: of its row in the table."""
+    return Node(name, **{**table()["machines"][name], **changes}).fixture()
 
 
 def eui64(mac: str) -> str:

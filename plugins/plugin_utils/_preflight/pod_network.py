@@ -104,10 +104,10 @@ def pod_nic(facts: dict, interface: str, node_address: str) -> dict | None:
 
 def fabric(facts: dict, netdev: dict) -> str | None:
     """Why a NIC of an HCA belongs to the fabric; None for the one that the node is managed through."""
+    if netdev["default_route"]:
+        return None
     rails = [rail["index"] for rail in facts["rails"] if rail["netdev"] == netdev["name"]]
-    if rails:
-        return f"it is rail {rails[0]}"
-    return None if netdev["default_route"] else "it belongs to an HCA and does not carry the default route"
+    return f"it is rail {rails[0]}" if rails else "it belongs to an HCA and does not carry the default route"
 
 
 def _on(netdev: dict, facts: dict, wanted: dict) -> list[Finding]:

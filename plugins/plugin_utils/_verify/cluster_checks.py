@@ -201,7 +201,7 @@ def _pod_nic(host: dict, node: dict, fabric_allowed: bool):
     ]
     for name, mtu in nics:
         rail = next((rail["index"] for rail in host["rails"] if rail["netdev"] == name), None)
-        if rail is not None and not fabric_allowed:
+        if rail is not None and not fabric_allowed and not host["netdevs"][name]["default_route"]:
             seen = f"Flannel uses {name} ({address}), which is rail {rail}: pod traffic shares it with RDMA"
             step = (
                 "set k3s_node_ip (or flannel_interface) to the node's own network and run playbooks/site.yml; "

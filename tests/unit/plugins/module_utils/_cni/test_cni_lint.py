@@ -278,13 +278,15 @@ def test_multus_waits_for_flannels_subnet_and_the_startup_taint(multus_objects):
     assert spec["terminationGracePeriodSeconds"] >= 30, "M11: time to take its configuration away"
 
 
-def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):
+def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False, default="eth1"):
     host = {"host": "node1", "rails": [{"index": 0, "netdev": "eth2"}]}
     host["netdevs"] = {
         "eth1": {"addresses": ["198.18.0.1/24"], "mtu": 1500},
         "eth2": {"addresses": ["198.18.10.1/24"], "mtu": 9000},
         "flannel.1": {"addresses": ["10.42.0.0/32"], "mtu": vxlan_mtu},
     }
+    for name, netdev in host["netdevs"].items():
+        netdev["default_route"] = name == default
     node = {"name": "node1", "addresses": [], "labels": {}, "pod_cidrs": [], "pod_network_address": address}
     return [item["id"] for _host, item in cluster_checks.lint({"nodes": [node]}, [host], {}, allowed)]
 
@@ -293,6 +295,7 @@ def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):
     ({}, []),
     ({"address": None}, []),
     ({"address": "198.18.10.1", "vxlan_mtu": 8950, "allowed": True}, []),
+    ({"address": "198.18.10.1", "vxlan_mtu": 8950, "default": "eth2"}, []),
     ({"address": "198.18.10.1", "vxlan_mtu": 8950}, ["cluster:pod-nic"]),
     ({"vxlan_mtu": 8950}, ["cluster:pod-mtu"]),
 ])  # fmt: skip
