@@ -23,43 +23,17 @@ from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "inventory/examples"
-NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/hosts.yml"))
-ROLES = documented_roles()
-OPTIONS = {name: option for role in ROLES.values() for name, option in role.items()}
+OPTIONS = {name: option for role in documented_roles().values() for name, option in role.items()}
 
 
-def hosts(name):
-    """(host, its variables) of an example, templated as a play would."""
+def given(name):
+    """The options of the first host of an example, templated as a play would."""
     loader = DataLoader()
     inventory = InventoryManager(loader=loader, sources=[str(EXAMPLES / name)])
     manager = VariableManager(loader=loader, inventory=inventory)
-    for host in inventory.get_hosts("gpu_nodes"):
-        found = manager.get_vars(host=host)
-        templar = Templar(loader, variables=found)
-        yield host.name, {key: templar.template(value) for key, value in found.items() if key in OPTIONS}, list(found)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_example_uses_only_variables_that_exist_with_values_that_hold(name):
-    examined = list(hosts(name))
-    assert examined
-    for host, values, every in examined:
-        effective, findings = preflight_host.validate(OPTIONS, values)
-        findings += preflight_host.values(effective, OPTIONS)
-        findings += preflight_host.unknown(every, OPTIONS, ROLES)
-        assert findings == [], host
-
-
-@pytest.mark.parametrize(("name", "fixture"), [("gh200-single", "gh200-cx7-roce"), ("rails-8x-h100", "h100-8x-cx7-ib")])
-def test_an_example_fits_the_node_it_is_made_for(name, fixture, tmp_path):
-    tree.lay_out(tree.load(fixture), tmp_path)
-    _host, values, _every = next(hosts(name))
-    effective, findings = preflight_host.validate(OPTIONS, values)
-    node = Tree(str(tmp_path))
-    facts = gather(node, Seams.of(node), rails=effective["discovery_rails"])
-    findings += preflight_host.combinations(facts, effective)[0] + preflight_host.plan(facts, effective)["findings"]
-    assert findings == []
-    assert len(facts["rails"]) == {"gh200-single": 1, "rails-8x-h100": 8}[name]
+    found = manager.get_vars(host=inventory.get_hosts("gpu_nodes")[0])
+    templar = Templar(loader, variables=found)
+    return {key: templar.template(value) for key, value in found.items() if key in OPTIONS}
 
 
 # --- networks beside those of the guides ------------------------------------------------------------------------------
@@ -76,7 +50,7 @@ NODES = {
 def rendered(example, folder):
     """The objects of networks, for one host of an example."""
     name, fixture, rails, rename = NODES[example]
-    variables, findings = preflight_host.validate(OPTIONS, next(given for host, given, _all in hosts(example)))
+    variables, findings = preflight_host.validate(OPTIONS, given(example))
     read = Tree(str(tree.lay_out(tree.load(fixture), folder)))
     text = json.dumps(gather(read, Seams.of(read), rails=rails))
     for old, new in rename.items():
