@@ -293,9 +293,6 @@ class Front:
             found.append(f"{DRIVER}: left out: {self.overlap}")
         return found
 
-    def watch_files(self) -> None:
-        self._directories.watch(self._settings.cdi_directory, self._cdi_changed)
-
     def _cdi_changed(self, _name: str) -> None:
         self._keep.set()
 
@@ -341,7 +338,7 @@ class Front:
         """Keep the claims' CDI specs right, as the pools' are kept."""
         await self.driver.held.wait()
         while True:
-            self.watch_files()
+            self._directories.watch(self._settings.cdi_directory, self._cdi_changed)
             await take(self._keep, self._settings.timing.backstop)
             if not self._loaded:
                 await self._load()

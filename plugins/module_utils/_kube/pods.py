@@ -362,7 +362,8 @@ def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
         plain = _chains(one_a_node([end for end in ends if end["rail"] == number and end["kind"] != "host"]))
         hosted = _chains([end for end in ends if end["rail"] == number and end["kind"] == "host"])
         for client, server in _neighbours(plain):
-            tests += _ping(client, server)
+            if client["ip"] and server["ip"]:
+                tests.append(_test("ping", client, server, server["ip"], 0))
             if "software" in (client["hca_kind"], server["hca_kind"]):
                 left_out.append({"rail": number, "host": client["host"], "what": "net", "reason": SOFTWARE_REASON})
             else:
@@ -478,12 +479,6 @@ def gid_address(gid: str) -> str | None:
     except ValueError:
         return None
     return str(address.ipv4_mapped or address)
-
-
-def _ping(client: dict, server: dict) -> list[dict]:
-    if not (client["ip"] and server["ip"]):
-        return []
-    return [_test("ping", client, server, server["ip"], 0)]
 
 
 def _verbs(client: dict, server: dict, ports: dict) -> list[dict]:

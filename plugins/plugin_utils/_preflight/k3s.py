@@ -442,8 +442,7 @@ def _agree(decisions: dict, elsewhere: dict, report) -> None:
 def _variables(node: dict, decided: dict, report) -> None:
     typed, host, role = node["variables"], node["host"], decided["role"]
     extra = typed["config_extra"]
-    unknown = k3s.unknown_keys(role, extra)
-    for name in unknown:
+    for name in sorted(set(extra) - (k3s.SERVER_KEYS if role == "server" else k3s.AGENT_KEYS)):
         where = "of a server" if name in k3s.SERVER_KEYS else "of k3s"
         seen = f"an option {where}" if name in k3s.SERVER_KEYS else "no option of k3s has this name"
         report(host, Finding(f"k3s_config_extra: {name}", f"an option of a k3s {role}", seen, _VARIABLE))
