@@ -222,6 +222,7 @@ down:
 """
 
 import json
+import re
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -246,6 +247,8 @@ PRUNE_TYPES = (
 # Time limit of one call: many objects on a busy server.
 _CALL_SECONDS = 300
 _READS = 3
+# What kubectl says of a kind whose definition is not installed yet.
+_MISSING_KIND = re.compile(r'no matches for kind "([^"]+)" in version "([^"]+)"')
 _STAYS = "fix what the message reports and run again; objects already applied stay and are not applied twice"
 
 
@@ -287,7 +290,7 @@ class Cluster:
             except Unreachable:
                 raise
             except KubectlError as refused:
-                absent = planner.missing_kinds(refused.reason) - missing
+                absent = {*_MISSING_KIND.findall(refused.reason)} - missing
                 if not absent:
                     raise
             missing |= absent

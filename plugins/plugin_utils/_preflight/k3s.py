@@ -161,7 +161,11 @@ def _first_server(nodes: list[dict], everyone: list[dict], report) -> None:
     doubts = [f"not in this run: {', '.join(missing)}"] if missing else []
     doubts += [f"already in a cluster: {', '.join(others)}"] if others else []
     if doubts:
-        report(first, _unnamed(f"no such group, so the first node, {first}, would be it; {'; '.join(doubts)}"))
+        wanted = "the first server by name, unless all nodes are in this run and none is in a cluster"
+        would = f"no such group, so the first node, {first}, would be it; {'; '.join(doubts)}"
+        step = "put the cluster's server into group k3s_servers; for a new cluster run again without --limit, and take "
+        step += "nodes off an old one with playbooks/reset.yml first"
+        report(first, Finding("group k3s_servers", wanted, would, step))
 
 
 def _elsewhere(node: dict, addresses: set[str]) -> bool:
@@ -170,16 +174,6 @@ def _elsewhere(node: dict, addresses: set[str]) -> bool:
     joined = seen["joined"] and seen["server_url"]
     told = typed["server_url"] or typed.get("api_address")
     return bool(joined) and not told and urlsplit(joined).hostname not in addresses
-
-
-def _unnamed(seen: str) -> Finding:
-    return Finding(
-        "group k3s_servers",
-        "the first server by name, unless all nodes are in this run and none is in a cluster",
-        seen,
-        "put the cluster's server into group k3s_servers; for a new cluster run again without --limit, and take nodes "
-        "off an old one with playbooks/reset.yml first",
-    )
 
 
 def _decision(node: dict, nodes: list[dict]) -> dict:
