@@ -483,7 +483,9 @@ def carry_out(module, kubectl: Kubectl, parts: list) -> None:
         pending: list = []
         last = [item for item in wait if not item["first"]]
         if module.check_mode:
-            _note_skipped_waits(decided, changes, wait)
+            if changes and wait:
+                names = ", ".join(f"{item['resource']} ({item['until']})" for item in wait)
+                decided.not_verified.append(f"check mode does not wait for: {names}")
         elif module.params["wait_later"]:
             pending += [item for item in last if not planner.satisfied(item, state["live"].values())]
         else:
@@ -499,13 +501,6 @@ def carry_out(module, kubectl: Kubectl, parts: list) -> None:
         apply=lambda changes: cluster.apply(changes, parts, state["edited"]),
         more=more,
     )
-
-
-def _note_skipped_waits(decided: Plan, changes: list, wait: list) -> None:
-    if changes and wait:
-        decided.not_verified.append(
-            "check mode does not wait for: " + ", ".join(f"{item['resource']} ({item['until']})" for item in wait)
-        )
 
 
 if __name__ == "__main__":
