@@ -13,9 +13,11 @@ import grpc
 
 
 def serve(server: Any, contract: ModuleType, service: str, servicer: Any, name: Optional[str] = None) -> None:
-    """Register an object that has a method for each RPC of a contract's service."""
+    """Register an object that has methods for RPCs of a contract's service; gRPC refuses those that it lacks."""
     one, many, handlers = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler, {}
     for method in contract.DESCRIPTOR.services_by_name[service].methods:
+        if not hasattr(servicer, method.name):
+            continue
         handlers[method.name] = (many if method.server_streaming else one)(
             getattr(servicer, method.name),
             request_deserializer=getattr(contract, method.input_type.name).FromString,
