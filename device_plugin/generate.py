@@ -22,19 +22,17 @@ HEADER = "# ruff: noqa\n# pylint: skip-file\n"
 FORMAT = ["ruff", "format", "--quiet", "--isolated", "--line-length", "120", "--target-version", "py39"]
 DESCRIPTOR = re.compile(r"AddSerializedFile\((b'.*')\)")
 CHUNK = 48
-# A second set of calls that nobody here makes, as long as all the rest.
-EXPERIMENTAL = re.compile(r" ?# This class is part of an EXPERIMENTAL API\.\nclass \w+\(object\):\n(?: .*\n|\n)*")
 
 
 def generate(target: pathlib.Path) -> list[pathlib.Path]:
     """Write the generated modules at their package path below target and return their paths."""
     protos = sorted(path.relative_to(HERE).as_posix() for path in HERE.glob("rdma_device_plugin/kubelet/*.proto"))
-    arguments = ["protoc", f"-I{HERE}", f"--python_out={target}", f"--grpc_python_out={target}", *protos]
+    arguments = ["protoc", f"-I{HERE}", f"--python_out={target}", *protos]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed; see its message above")
-    written = sorted(target.glob("rdma_device_plugin/kubelet/*_pb2*.py"))
+    written = sorted(target.glob("rdma_device_plugin/kubelet/*_pb2.py"))
     for path in written:
-        path.write_text(HEADER + EXPERIMENTAL.sub("", DESCRIPTOR.sub(wrapped, path.read_text())))
+        path.write_text(HEADER + DESCRIPTOR.sub(wrapped, path.read_text()))
     subprocess.run([sys.executable, "-m", *FORMAT, *map(str, written)], check=True)
     return written
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# tests/stages.sh: runs stages, says what each took and how it ended. To be sourced.
+# tests/stages.sh: runs stages, says what each took and how it ended, and finds interpreters. To be sourced.
 declare -a report=()
 failed=0 unverified=0
 
@@ -77,4 +77,15 @@ stages_report() { # stages_report NAME: the table and the counts; fails where a 
 	stage_line total "$SECONDS"
 	printf '\n%d passed, %d failed, %d not verified\n' $((${#report[@]} - failed - unverified)) "$failed" "$unverified"
 	[[ $failed == 0 ]]
+}
+
+python_of() { # python_of 3.12 [MODULE]: the path of that interpreter, if one is installed and has this module
+	local candidate
+	for candidate in /usr/bin/python"$1" "$HOME"/.pyenv/versions/"$1".*/bin/python"$1" "$(command -v "python$1" || true)"; do
+		if [[ -x $candidate ]] && "$candidate" -c "import sys${2:+, $2}; sys.exit('%d.%d' % sys.version_info[:2] != '$1')" 2>/dev/null; then
+			echo "$candidate"
+			return
+		fi
+	done
+	return 1
 }

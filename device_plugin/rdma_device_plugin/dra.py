@@ -21,16 +21,10 @@ from .config import Pool
 from .devices import DRIVER, Device, Form
 from .events import Directories
 from .kubeapi import Api, ApiProblem
-from .kubelet import (
-    dra_health_v1alpha1_pb2,
-    dra_health_v1alpha1_pb2_grpc,
-    dra_v1_pb2,
-    dra_v1_pb2_grpc,
-    dra_v1beta1_pb2,
-    dra_v1beta1_pb2_grpc,
-    pluginregistration_pb2_grpc,
-)
+from .kubelet import dra_health_v1alpha1_pb2 as health_api
+from .kubelet import dra_v1_pb2 as api
 from .kubelet import pluginregistration_pb2 as registration
+from .kubelet import serve
 from .lifecycle import WATCH, Places, Resource, Settings, Timing
 from .modes import Split
 from .pools import Inventory, Memory, Ports
@@ -40,7 +34,7 @@ from .server import Feed, Observer
 from .sockets import Listener
 from .worker import Worker, end, take
 
-# Services as the kubelet names them; it takes the first that it knows.
+# Services as the kubelet names them; it takes the first that it knows. v1beta1 is v1 whose share_id it may skip.
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 HEALTH = "v1alpha1.DRAResourceHealth"
 # Seconds between health messages. The kubelet takes a device for unknown after 30 s without one.
@@ -62,11 +56,10 @@ class DraService:
         self._health = _Health(node)
 
     def attach(self, server: grpc.aio.Server) -> None:
-        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
-        first, second = _Plugin(dra_v1_pb2, self._preparer), _Plugin(dra_v1beta1_pb2, self._preparer)
-        dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(first, server)
-        dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(second, server)
-        dra_health_v1alpha1_pb2_grpc.add_DRAResourceHealthServicer_to_server(self._health, server)
+        serve(server, registration, "Registration", self)
+        for version in VERSIONS:
+            serve(server, api, "DRAPlugin", _Plugin(self._preparer), f"k8s.io.kubelet.pkg.apis.dra.{version}")
+        serve(server, health_api, "DRAResourceHealth", self._health)
 
     def options(self) -> Any:
         raise NotImplementedError("a DRA driver registers by its socket alone")
@@ -101,17 +94,15 @@ class DraService:
 
 
 class _Plugin:
-    """k8s.io.kubelet.pkg.apis.dra.*.DRAPlugin; the versions differ in nothing but share_id."""
+    """k8s.io.kubelet.pkg.apis.dra.*.DRAPlugin"""
 
-    def __init__(self, api: Any, preparer: Preparer):
-        self._api = api
+    def __init__(self, preparer: Preparer):
         self._preparer = preparer
-        self._shares = "share_id" in api.Device.DESCRIPTOR.fields_by_name
 
     async def NodePrepareResources(self, request: Any, context: Any) -> Any:
         keys = {claim.uid: Key(claim.namespace, claim.name, claim.uid) for claim in request.claims}
         answers = await asyncio.gather(*(self._preparer.prepare(key) for key in keys.values()), return_exceptions=True)
-        response = self._api.NodePrepareResourcesResponse()
+        response = api.NodePrepareResourcesResponse()
         for uid, answer in zip(keys, answers):
             entry = response.claims[uid]
             record, entry.error = (None, _internal(answer)) if isinstance(answer, BaseException) else answer
@@ -124,7 +115,7 @@ class _Plugin:
                     device_name=one.result.device,
                     cdi_device_ids=[qualified],
                 )
-                if self._shares and one.result.share is not None:
+                if one.result.share is not None:
                     device.share_id = one.result.share
         return response
 
@@ -133,7 +124,7 @@ class _Plugin:
         answers = await asyncio.gather(
             *(self._preparer.unprepare(key) for key in keys.values()), return_exceptions=True
         )
-        response = self._api.NodeUnprepareResourcesResponse()
+        response = api.NodeUnprepareResourcesResponse()
         for uid, answer in zip(keys, answers):
             response.claims[uid].error = _internal(answer) if isinstance(answer, BaseException) else answer
         return response
@@ -154,22 +145,20 @@ class _Health:
         self._node = node
 
     def publish(self, known: tuple[Device, ...], forms: tuple[Form, ...], gone: tuple[str, ...], unknown: bool) -> None:
-        api = dra_health_v1alpha1_pb2
-        found = dict.fromkeys(gone, api.UNHEALTHY)
+        found = dict.fromkeys(gone, health_api.UNHEALTHY)
         for device in known:
-            health = api.UNKNOWN if unknown else api.HEALTHY if device.up else api.UNHEALTHY
+            health = health_api.UNKNOWN if unknown else health_api.HEALTHY if device.up else health_api.UNHEALTHY
             found.update((name, health) for form in forms for name in device.names(form))
         self.feed.publish(tuple(found.items()))
 
     async def NodeWatchResources(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        api = dra_health_v1alpha1_pb2
         self.watchers += 1
         try:
             async for found in self.feed.follow():
-                answer, now = api.NodeWatchResourcesResponse(), int(time.time())
+                answer, now = health_api.NodeWatchResourcesResponse(), int(time.time())
                 for name, health in found:
                     answer.devices.add(
-                        device=api.DeviceIdentifier(pool_name=self._node, device_name=name),
+                        device=health_api.DeviceIdentifier(pool_name=self._node, device_name=name),
                         health=health,
                         last_updated_time=now,
                     )
@@ -304,9 +293,6 @@ class Front:
             found.append(f"{DRIVER}: left out: {self.overlap}")
         return found
 
-    def watch_files(self) -> None:
-        self._directories.watch(self._settings.cdi_directory, self._cdi_changed)
-
     def _cdi_changed(self, _name: str) -> None:
         self._keep.set()
 
@@ -352,7 +338,7 @@ class Front:
         """Keep the claims' CDI specs right, as the pools' are kept."""
         await self.driver.held.wait()
         while True:
-            self.watch_files()
+            self._directories.watch(self._settings.cdi_directory, self._cdi_changed)
             await take(self._keep, self._settings.timing.backstop)
             if not self._loaded:
                 await self._load()

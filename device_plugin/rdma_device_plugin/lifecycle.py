@@ -28,8 +28,8 @@ import grpc
 from . import cdi, log, sockets
 from .config import KUBELET_SOCKET
 from .events import Directories
+from .kubelet import Stub
 from .kubelet import deviceplugin_pb2 as api
-from .kubelet import deviceplugin_pb2_grpc
 from .server import VERSION, Observer, Service
 from .sockets import Listener
 from .worker import backstop, end, take
@@ -327,7 +327,7 @@ class Resource(Observer):
             version=VERSION, endpoint=self._socket, resource_name=self.name, options=self.service.options()
         )
         try:
-            stub = deviceplugin_pb2_grpc.RegistrationStub(channel)
+            stub = Stub(channel, api, "Registration")
             await stub.Register(request, timeout=self._timing.register, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"

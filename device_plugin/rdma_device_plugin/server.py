@@ -15,8 +15,8 @@ import grpc
 from . import cdi, log, pools
 from .allocation import Offer, Refused
 from .kubelet import deviceplugin_pb2 as api
-from .kubelet import deviceplugin_pb2_grpc, pluginregistration_pb2_grpc
 from .kubelet import pluginregistration_pb2 as registration
+from .kubelet import serve
 
 VERSION = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
@@ -136,8 +136,8 @@ class Service:
 
     def attach(self, server: grpc.aio.Server) -> None:
         """Register both services: the kubelet calls GetInfo on the same socket as the rest."""
-        deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self, server)
-        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
+        serve(server, api, "DevicePlugin", self)
+        serve(server, registration, "Registration", self)
 
     def close(self) -> None:
         """End the streams, so that a server can stop without waiting for them."""

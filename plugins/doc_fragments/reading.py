@@ -1,4 +1,4 @@
-"""Documentation shared by modules that only read a node: attributes, and the options root and rails."""
+"""Documentation shared by modules that only read a node, or decide on the controller: attributes, root and rails."""
 
 from __future__ import annotations
 
@@ -15,6 +15,20 @@ attributes:
   idempotent:
     support: full
     description: Changes nothing.
+"""
+
+    DECIDING = r"""
+attributes:
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+    support: full
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
 """
 
     ROOT = r"""

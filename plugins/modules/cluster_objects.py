@@ -222,6 +222,7 @@ down:
 """
 
 import json
+import re
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -246,6 +247,8 @@ PRUNE_TYPES = (
 # Time limit of one call: many objects on a busy server.
 _CALL_SECONDS = 300
 _READS = 3
+# What kubectl says of a kind whose definition is not installed yet.
+_MISSING_KIND = re.compile(r'no matches for kind "([^"]+)" in version "([^"]+)"')
 _STAYS = "fix what the message reports and run again; objects already applied stay and are not applied twice"
 
 
@@ -287,7 +290,7 @@ class Cluster:
             except Unreachable:
                 raise
             except KubectlError as refused:
-                absent = planner.missing_kinds(refused.reason) - missing
+                absent = {*_MISSING_KIND.findall(refused.reason)} - missing
                 if not absent:
                     raise
             missing |= absent
@@ -480,7 +483,9 @@ def carry_out(module, kubectl: Kubectl, parts: list) -> None:
         pending: list = []
         last = [item for item in wait if not item["first"]]
         if module.check_mode:
-            _note_skipped_waits(decided, changes, wait)
+            if changes and wait:
+                names = ", ".join(f"{item['resource']} ({item['until']})" for item in wait)
+                decided.not_verified.append(f"check mode does not wait for: {names}")
         elif module.params["wait_later"]:
             pending += [item for item in last if not planner.satisfied(item, state["live"].values())]
         else:
@@ -496,13 +501,6 @@ def carry_out(module, kubectl: Kubectl, parts: list) -> None:
         apply=lambda changes: cluster.apply(changes, parts, state["edited"]),
         more=more,
     )
-
-
-def _note_skipped_waits(decided: Plan, changes: list, wait: list) -> None:
-    if changes and wait:
-        decided.not_verified.append(
-            "check mode does not wait for: " + ", ".join(f"{item['resource']} ({item['until']})" for item in wait)
-        )
 
 
 if __name__ == "__main__":

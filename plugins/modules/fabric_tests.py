@@ -142,11 +142,12 @@ error: {description: 'Why the process gave no results, or null.', returned: O(st
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import risk
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import reach
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.networks import network_info
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import rdma_modules
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import rounds
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, counters
 
@@ -163,7 +164,7 @@ def read(params: dict) -> dict:
         "in_use": rounds.users(processes, params["hcas"]),
         "governors": counters.governors(tree),
         "cuda": rounds.cuda(tool) if params["cuda"] and tool else None,
-        "networks": node_tools.networks(tree, directory) if directory else None,
+        "networks": {"tools": containerd.tools(tree), **network_info(tree, directory)} if directory else None,
     }
 
 

@@ -68,12 +68,6 @@ def read(root: str) -> dict:
     return facts
 
 
-def source_times(root: str, sources: list[str]) -> dict:
-    tree = Tree(root)
-    status = {path: tree.stat(path) or tree.stat(os.path.dirname(path)) for path in sources}
-    return {path: entry.st_mtime for path, entry in status.items() if entry}
-
-
 def apply(changes, facts: dict, run):
     generator = facts["initramfs"]["generator"]
     kernels = {image["path"]: image["kernel"] for image in facts["initramfs"]["images"]}
@@ -133,7 +127,9 @@ def main() -> None:
         return facts
 
     def decide(facts: dict):
-        sources = source_times(root, module.params["sources"])
+        tree = Tree(root)
+        status = {path: tree.stat(path) or tree.stat(os.path.dirname(path)) for path in module.params["sources"]}
+        sources = {path: entry.st_mtime for path, entry in status.items() if entry}
         return plan(facts, {"sources": sources, "stale": announced.pop() if announced else []}, root)
 
     def run(argv):

@@ -176,7 +176,7 @@ class Node:
             (own if own else foreign).append(k3s.BINARY)
         own += [path for path in k3s.LINKS if tree.readlink(path) in (k3s.BINARY, "k3s")]
         shim = "/etc/cni/net.d/00-multus.conf"
-        if planner.is_shim(tree.read(shim)):
+        if '"multus-shim"' in (tree.read(shim) or ""):
             own.append(shim)
         own += [
             f"{self._networks}/{name}" for name in tree.listdir(self._networks) if name.startswith(planner.ATTACHED)

@@ -20,7 +20,7 @@ description:
 requirements:
   - netaddr (the Python library, on the controller), for O(variables)
 author: The gpufabric founders (@gpufabric)
-extends_documentation_fragment: [gpufabric.rdma.deciding]
+extends_documentation_fragment: [gpufabric.rdma.reading.deciding]
 options:
   objects:
     description: NetworkAttachmentDefinitions, and the IPPools and CIDRPools of nv-ipam that they draw from.

@@ -200,9 +200,10 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin impo
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import boot, firewall, firmware
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, existing, rdma_facts
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.networks import network_info
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe, rdma_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import hostname, membership, system_uuid
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, node_tools
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.settled import settled
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
@@ -270,7 +271,8 @@ def asked(module: AnsibleModule, tree: Tree, facts: dict | None, loaded: set) ->
     if params["k3s"] is not None:
         state["k3s"] = k3s.state(module.run_command, params["root"], **params["k3s"])
     if params["networks"] is not None:
-        state["networks"] = node_tools.networks(tree, params["networks"]["directory"])
+        networks = network_info(tree, params["networks"]["directory"])
+        state["networks"] = {"tools": containerd.tools(tree), **networks}
     if params["firewall"]:
         state["firewall"] = firewall.info(tree, module.run_command)
     if params["runtime"]:

@@ -17,7 +17,7 @@ description:
 requirements:
   - netaddr (the Python library, on the controller)
 author: The gpufabric founders (@gpufabric)
-extends_documentation_fragment: [gpufabric.rdma.deciding]
+extends_documentation_fragment: [gpufabric.rdma.reading.deciding]
 options:
   files:
     description: YAML files on the controller; a file may contain several objects.

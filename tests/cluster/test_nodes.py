@@ -247,9 +247,9 @@ import pathlib, sys, threading
 from concurrent import futures
 import grpc
 sys.path.insert(0, sys.argv[1])
-from rdma_device_plugin.kubelet import deviceplugin_pb2 as api, deviceplugin_pb2_grpc as calls
+from rdma_device_plugin.kubelet import Stub, deviceplugin_pb2 as api, serve
 
-class Gpus(calls.DevicePluginServicer):
+class Gpus:
     def GetDevicePluginOptions(self, request, context):
         return api.DevicePluginOptions()
 
@@ -269,12 +269,12 @@ class Gpus(calls.DevicePluginServicer):
 own = pathlib.Path("/var/lib/kubelet/device-plugins/gpu-double.sock")
 own.unlink(missing_ok=True)
 server = grpc.server(futures.ThreadPoolExecutor(4))
-calls.add_DevicePluginServicer_to_server(Gpus(), server)
+serve(server, api, "DevicePlugin", Gpus())
 server.add_insecure_port(f"unix://{{own}}")
 server.start()
 with grpc.insecure_channel(f"unix://{{own.parent}}/kubelet.sock") as kubelet:
     asked = api.RegisterRequest(version="v1beta1", endpoint=own.name, resource_name="{GPU}")
-    calls.RegistrationStub(kubelet).Register(asked, timeout=60)
+    Stub(kubelet, api, "Registration").Register(asked, timeout=60)
 server.wait_for_termination()
 """
 RAILS = (pitfalls.RESOURCE, "rdma/hca_shared_devices_1")

@@ -14,13 +14,11 @@ import time
 from concurrent import futures
 
 import grpc
+from rdma_device_plugin.kubelet import Stub, serve
 from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
-from rdma_device_plugin.kubelet import deviceplugin_pb2_grpc as api_grpc
 from rdma_device_plugin.kubelet import dra_health_v1alpha1_pb2 as health_api
-from rdma_device_plugin.kubelet import dra_health_v1alpha1_pb2_grpc as health_grpc
-from rdma_device_plugin.kubelet import dra_v1_pb2, dra_v1_pb2_grpc, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
+from rdma_device_plugin.kubelet import dra_v1_pb2 as dra_api
 from rdma_device_plugin.kubelet import pluginregistration_pb2 as registration
-from rdma_device_plugin.kubelet import pluginregistration_pb2_grpc as registration_grpc
 
 # Seconds that tests wait for what has no deadline of its own; machines are busy at times.
 PATIENCE = float(os.environ.get("KUBELET_DOUBLE_PATIENCE", "30"))
@@ -61,7 +59,7 @@ class Client:
             f"unix:{path}", options=(("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
         )
         dial(path)
-        self.stub = api_grpc.DevicePluginStub(self.channel)
+        self.stub = Stub(self.channel, api, "DevicePlugin")
         self.options = self.stub.GetDevicePluginOptions(api.Empty())
         self.devices = {}
         self.lists = []
@@ -94,21 +92,15 @@ class Client:
 class Driver:
     """The kubelet's side of a DRA driver: cm/dra/plugin. health: {device: status} of the last message."""
 
-    SERVICES = {
-        "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),
-        "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
-    }
-
     def __init__(self, kubelet, info, path, endpoint):
         self.name, self.path, self.endpoint = info.name, path, endpoint
         self.service = next(one for one in info.supported_versions if one in kubelet.dra_versions)
-        self.api, stubs = self.SERVICES[self.service]
         self.channel = grpc.insecure_channel(f"unix:{endpoint}", options=(("grpc.use_local_subchannel_pool", 1),))
-        self.stub = stubs.DRAPluginStub(self.channel)
+        self.stub = Stub(self.channel, dra_api, "DRAPlugin", f"k8s.io.kubelet.pkg.apis.dra.{self.service}")
         self.health, self._call = {}, None
         self._kubelet = kubelet
         if kubelet.health:
-            self._call = health_grpc.DRAResourceHealthStub(self.channel).NodeWatchResources(
+            self._call = Stub(self.channel, health_api, "DRAResourceHealth").NodeWatchResources(
                 health_api.NodeWatchResourcesRequest(), wait_for_ready=True
             )
             threading.Thread(target=self._follow, daemon=True).start()
@@ -121,17 +113,17 @@ class Driver:
                     self._kubelet.changed.notify_all()
 
     def _claims(self, claims):
-        return [self.api.Claim(namespace=space, name=name, uid=uid) for space, name, uid in claims]
+        return [dra_api.Claim(namespace=space, name=name, uid=uid) for space, name, uid in claims]
 
     def prepare(self, *claims, timeout=45):
         """{uid: answer}; each claim is (namespace, name, uid). As the kubelet checks: no answer is left out."""
-        request = self.api.NodePrepareResourcesRequest(claims=self._claims(claims))
+        request = dra_api.NodePrepareResourcesRequest(claims=self._claims(claims))
         answer = self.stub.NodePrepareResources(request, timeout=timeout, wait_for_ready=True).claims
         assert set(answer) == {uid for _space, _name, uid in claims}
         return answer
 
     def unprepare(self, *claims, timeout=45):
-        request = self.api.NodeUnprepareResourcesRequest(claims=self._claims(claims))
+        request = dra_api.NodeUnprepareResourcesRequest(claims=self._claims(claims))
         answer = self.stub.NodeUnprepareResources(request, timeout=timeout, wait_for_ready=True).claims
         assert set(answer) == {uid for _space, _name, uid in claims}
         return answer
@@ -182,7 +174,7 @@ class Kubelet:
                 os.unlink(path)
         self._stopping = threading.Event()
         server = grpc.server(futures.ThreadPoolExecutor(16), options=(("grpc.so_reuseport", 0),))
-        api_grpc.add_RegistrationServicer_to_server(_Registration(self), server)
+        serve(server, api, "Registration", _Registration(self))
         server.add_insecure_port(f"unix:{self.plugins}/kubelet.sock")
         server.start()
         self._server = server
@@ -332,7 +324,7 @@ class Kubelet:
         )
         try:
             dial(path, self._stopping)
-            stub = registration_grpc.RegistrationStub(channel)
+            stub = Stub(channel, registration, "Registration")
             info = stub.GetInfo(registration.InfoRequest(), timeout=GET_INFO)
             self.note("info", path, info)
             endpoint = info.endpoint or path
@@ -391,7 +383,7 @@ class Kubelet:
                 del self.drivers[name]
 
 
-class _Registration(api_grpc.RegistrationServicer):
+class _Registration:
     """server.go: Register dials back before it answers."""
 
     def __init__(self, kubelet):

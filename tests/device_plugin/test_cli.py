@@ -404,8 +404,8 @@ LAYERS = [
 def test_the_generated_code_is_that_of_the_contract(base):
     written = told([sys.executable, str(PACKAGE / "generate.py"), str(base)])
     assert written.returncode == 0, written.stderr
-    made = sorted(path.relative_to(base) for path in base.rglob("*_pb2*.py"))
-    assert len(made) == 10
+    made = sorted(path.relative_to(base) for path in base.rglob("*_pb2.py"))
+    assert len(made) == 4
     for path in made:
         assert (base / path).read_text() == (PACKAGE / path).read_text(), f"run device_plugin/generate.py: {path}"
 

@@ -16,7 +16,7 @@ FLANNEL, MULTUS = ("kube-flannel-ds", "kube-flannel"), ("kube-multus-ds", "kube-
 RESOURCE = "rdma/hca_shared_devices_0"  # of rail 0
 # As generous as an emulated node needs; the figures say how long it took.
 PATIENCE = 300
-# What node_tools.read finds on a lab node: Debian, with everything below /usr.
+# What containerd.tools finds on a lab node: Debian, with everything below /usr.
 _PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/libibverbs.d")
 _TOOLS = {
     "image": "docker.io/rancher/mirrored-pause:3.6",

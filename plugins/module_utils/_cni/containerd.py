@@ -1,6 +1,6 @@
 """A node's container runtime: the keys of containerd's config.toml that CNI, CDI and test pods depend on.
 
-Pure except `read`; standard library only, and Python 3.9 has no TOML parser, so this reads the subset that
+Pure except `read` and `tools`; standard library only, and Python 3.9 has no TOML parser, so this reads the subset that
 containerd's own and k3s' rendered files use: tables, strings, integers, booleans, arrays of strings.
 """
 
@@ -25,6 +25,13 @@ DEFAULTS = {
     "max_conf_num": 1,
     "use_internal_loopback": False,
 }
+# What a test pod needs to run the node's own tools over the sandbox image, which the node has pinned: the folders of
+# programs and libraries, read-only. The tools then match the node's rdma-core and its providers, DOCA's included, no
+# registry is asked, and nothing has to be built for an architecture. The loader's path is compiled into each program
+# (/lib64, /lib), so on a merged /usr the links are mounted too.
+_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# Where libraries lie, which names stand for which program, and the list of verbs providers. DOCA has folders in /opt.
+_FURTHER = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/libibverbs.d", "/opt/mellanox")
 _TABLE = re.compile(r"^\[+\s*(.+?)\s*\]+$")
 # Tables of the CRI plugin: configuration version 2 and, since containerd 2, version 3.
 _CNI = ("plugins.io.containerd.grpc.v1.cri.cni", "plugins.io.containerd.cri.v1.runtime.cni")
@@ -129,6 +136,13 @@ def sandbox_image(texts: list[str]) -> Optional[str]:
         for table, key in _SANDBOX:
             found = named.get(table, {}).get(key) or found
     return found if isinstance(found, str) else None
+
+
+def tools(tree: Tree) -> dict:
+    """image (of the sandboxes; None where the configuration names none) and mounts: {path in a pod: path on the node},
+    for folders and files that exist."""
+    mounts = {path: tree.realpath(path) for path in (*_FOLDERS, *_FURTHER) if tree.exists(path)}
+    return {"image": sandbox_image(read(tree)[1]), "mounts": mounts}
 
 
 def cdi(texts: list[str]) -> Optional[bool]:

@@ -98,7 +98,7 @@ def pool_keys(config: dict) -> list[tuple[str, str]]:
 
 def _whole(config: dict) -> dict:
     """A configuration as one plugin: of a chain the one that makes the interface, with all of the chain beside it."""
-    chain = [_plain(plugin) for plugin in _dicts(config.get("plugins")) or [config]]
+    chain = [_plain(plugin) for plugin in dicts(config.get("plugins")) or [config]]
     main = next((plugin for plugin in chain if plugin.get("type") in _MAIN), chain[0])
     ipam = next((plugin["ipam"] for plugin in chain if isinstance(plugin.get("ipam"), dict)), None)
     named = {"name": _plain(config).get("name"), "cniVersion": config.get("cniVersion")}
@@ -111,7 +111,7 @@ def _plain(config: dict) -> dict:
     return {key: value for key, value in config.items() if key not in texts or isinstance(value, str)}
 
 
-def _dicts(value) -> list[dict]:
+def dicts(value) -> list[dict]:
     """The objects of a list that others wrote; nothing where it is none."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
@@ -338,7 +338,7 @@ class _Range(NamedTuple):
 
 def _given_ranges(ipam: dict) -> list[_Range]:
     if ipam.get("type") == "whereabouts":
-        several = _dicts(ipam.get("ipRanges")) or [ipam]
+        several = dicts(ipam.get("ipRanges")) or [ipam]
         return [
             _Range(
                 given.get("range"),
@@ -351,7 +351,7 @@ def _given_ranges(ipam: dict) -> list[_Range]:
         ]
     if ipam.get("type") != "host-local":
         return []
-    sets = [given for part in _list(ipam.get("ranges")) for given in _dicts(part)]
+    sets = [given for part in _list(ipam.get("ranges")) for given in dicts(part)]
     if not ipam.get("ranges"):
         sets = [ipam] if ipam.get("subnet") else []
     keys = ("subnet", "rangeStart", "rangeEnd", "gateway")
@@ -369,7 +369,7 @@ def ranges_of(config: dict) -> list[tuple]:
     if ipam.get("type") == "nv-ipam":
         ranges = [_range(config.get(_SUBNET), None, None)]
     elif ipam.get("type") == "static":
-        addresses = [given.get("address") for given in _dicts(ipam.get("addresses"))]
+        addresses = [given.get("address") for given in dicts(ipam.get("addresses"))]
         ranges = [_range(address, *[str(address).partition("/")[0]] * 2) for address in addresses]
     return [item for item in ranges if item]
 
@@ -456,7 +456,7 @@ def _default_route(network: dict, obj: str, config: dict) -> list[Finding]:
     if any(plugin.get("type") == "sbr" for plugin in config[_CHAIN]):
         return []
     specs = [network["pools"][key] for key in pool_keys(config) if key in (network.get("pools") or {})]
-    routes = [route for given in (config.get("ipam") or {}, *specs) for route in _dicts(given.get("routes"))]
+    routes = [route for given in (config.get("ipam") or {}, *specs) for route in dicts(given.get("routes"))]
     seen = [str(route.get("dst")) for route in routes if _is_default(route.get("dst"))]
     seen += ["defaultGateway of the pool"] * any(spec.get("defaultGateway") is True for spec in specs)
     seen += ["isDefaultGateway"] * any(plugin.get("isDefaultGateway") is True for plugin in config[_CHAIN])
@@ -497,7 +497,7 @@ def pools_of(config: dict, known: dict) -> list[tuple]:
     pools = [(given, "" if own else slices, own) for given in _given_ranges(ipam)]
     for key in pool_keys(config):
         spec = known.get(key) or {}
-        outside = [f"{span.get('startIP')}-{span.get('endIP')}" for span in _dicts(spec.get("exclusions"))]
+        outside = [f"{span.get('startIP')}-{span.get('endIP')}" for span in dicts(spec.get("exclusions"))]
         given = _Range(spec.get("subnet") or spec.get("cidr"), None, None, spec.get("gateway"), outside)
         size = spec.get("perNodeBlockSize") or str(spec.get("perNodeNetworkPrefix") or "")
         pools.append((given, size, bool(spec.get("nodeSelector"))))

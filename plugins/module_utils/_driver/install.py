@@ -103,7 +103,7 @@ class Installer:
         for change in changes:
             if change.action == "build":
                 _dkms, _module, module, version, _for, kernel = change.object.split()
-                code, out, error = self._run(packages.build_command(module, version, kernel))
+                code, out, error = self._run(["dkms", "install", "-m", module, "-v", version, "-k", kernel, "--force"])
                 if code:
                     raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
                 yield change
@@ -126,7 +126,7 @@ class Installer:
             mine = [change for change in changes if change.action == action]
             if mine:
                 names = [change.object.split()[1] for change in mine]
-                self._do(packages.hold_command(names, action == "hold"), "kernel packages")
+                self._do(["apt-mark", action, *names], "kernel packages")
                 yield from mine
 
     def _architecture(self) -> str:

@@ -200,10 +200,6 @@ def with_preferences(path: str) -> list[str]:
     return ["-o", f"Dir::Etc::Preferences={path}"]
 
 
-def hold_command(names: list[str], hold: bool) -> list[str]:
-    return ["apt-mark", "hold" if hold else "unhold", *names]
-
-
 def unpack_command(archive: str, folder: str) -> list[str]:
     """Extract a deb or an rpm; the folder must exist."""
     if archive.endswith(".rpm"):
@@ -216,10 +212,6 @@ def rebuild_commands(module: str, version: str, kernel: str) -> list[list[str]]:
     """Build a DKMS module again although DKMS has a build of it, which `dkms build --force` refuses."""
     where = ["-m", module, "-v", version, "-k", kernel]
     return [["dkms", "remove", *where], ["dkms", "install", *where, "--force"]]
-
-
-def build_command(module: str, version: str, kernel: str) -> list[str]:
-    return ["dkms", "install", "-m", module, "-v", version, "-k", kernel, "--force"]
 
 
 # --- where installed packages came from ------------------------------------------------------------------------------

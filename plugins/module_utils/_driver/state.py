@@ -28,7 +28,8 @@ def read(
     tree = tree.snapshot()
     kind = packages.manager(facts["node"])
     installed, held, unfinished = _packages(tree, kind, seams)
-    kernels = _kernels(tree, facts["node"]["kernel"])
+    # The running kernel and the newest one, used by the next boot.
+    kernels = [*dict.fromkeys(filter(None, (facts["node"]["kernel"], newest_kernel(tree))))]
     own = [table[kind] for table in (packages.KEYS, packages.REPOSITORIES) if kind]
     asked = sorted(installed) if ask_origins and tree.live else []
     return {
@@ -51,12 +52,6 @@ def _text(tree: Tree, path: str) -> str | None:
     """A file unstripped: Tree.read strips, and these are compared with what would be written."""
     data = tree.read_bytes(path)
     return None if data is None else data.decode("utf-8", "replace")
-
-
-def _kernels(tree: Tree, running: str) -> list[str]:
-    """The running kernel and the newest one, used by the next boot."""
-    newest = newest_kernel(tree)
-    return [running] if newest in (None, running) else [running, newest]
 
 
 def _packages(tree: Tree, kind: str | None, seams: Seams) -> tuple[dict[str, str], set[str], dict[str, str]]:

@@ -68,17 +68,12 @@ def malformed(stated: Any) -> bool:
     """Whether the option is not as WANTED. YAML takes an address without quotes for a number."""
     return not isinstance(stated, Mapping) or not all(
         isinstance(place, str)
-        and (place == ALL or pci.ADDRESS.match(_address(place)))
+        and (place == ALL or pci.ADDRESS.match(pci.full(place)))
         and isinstance(values, Mapping)
         and all(isinstance(value, (bool, int, str)) for value in values.values())
         and all(_KEY.fullmatch(str(key)) and _VALUE.fullmatch(value) for key, value in _written(values).items())
         for place, values in stated.items()
     )
-
-
-def _address(text: str) -> str:
-    text = text.lower()
-    return f"0000:{text}" if text.count(":") == 1 else text
 
 
 def _written(values: Mapping) -> dict[str, str]:
@@ -100,7 +95,7 @@ def chosen(facts: dict, stated: Mapping, made: Plan) -> dict[str, dict[str, str]
     able = [address for address, hca in hcas.items() if hca["pci"]["vendor"] == pci.MELLANOX]
     able = [address for address in able if not hcas[address]["pci"]["physfn"]]
     there = able + [card["address"] for card in facts["cards_without_rdma"]]
-    named = {_address(place): _written(values) for place, values in stated.items() if place != ALL}
+    named = {pci.full(place): _written(values) for place, values in stated.items() if place != ALL}
     for address in sorted(named.keys() - {*there}):
         seen = f"no such function; those here: {listing(sorted(there)) or 'none'}"
         step = "correct the address in fabric_firmware, or set it only for the hosts that have it"

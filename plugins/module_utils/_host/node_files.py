@@ -179,7 +179,9 @@ def plan(state: dict, wanted: dict) -> Plan:
     for item in wanted["exclusive"]:
         _exclusive(made, item, state["others"].get(item["directory"], ()))
     for unit in wanted["units"]:
-        _stopped(made, state, unit)
+        # Before its file goes: without it systemd no longer knows how to stop the unit.
+        if not unit["present"] and (state["units"] or {}).get(unit["name"], {}).get("active"):
+            made.change(unit["name"], "stop", "running", "not running")
     for item in wanted["files"]:
         plan_text(made, item["path"], state["files"].get(item["path"]), item["content"], item["mode"])
     for item in wanted["secrets"]:
@@ -269,12 +271,6 @@ def _sysctl(made: Plan, key: str, value: str, state: dict) -> None:
         made.not_verified.append(f"sysctl {key} is set at boot only: {state['offline']}")
     else:
         made.change(f"sysctl {key}", "set", running or "not there", value)
-
-
-def _stopped(made: Plan, state: dict, unit: dict) -> None:
-    """Before its file goes: without it systemd no longer knows how to stop the unit."""
-    if not unit["present"] and (state["units"] or {}).get(unit["name"], {}).get("active"):
-        made.change(unit["name"], "stop", "running", "not running")
 
 
 def _running(made: Plan, state: dict, unit: dict) -> None:

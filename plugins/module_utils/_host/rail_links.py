@@ -10,7 +10,7 @@ from __future__ import annotations
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
 from .._core.units import NIC_SANDBOX, plan_unit
-from ..hca import paths
+from ..hca import paths, pci
 from ..hca.netdevs import GUID, IPOIB, same_address
 
 # The tables and the priority of the rules by source: a table for each rail, before the main one.
@@ -190,9 +190,8 @@ def _rail_key(facts: dict, rail: dict) -> str:
 
 
 def _normal(setting: dict) -> dict:
-    pci = (setting.get("pci") or "").lower()
     return {
-        "pci": f"0000:{pci}" if pci.count(":") == 1 else pci,
+        "pci": pci.full(setting.get("pci") or ""),
         "mac": (setting.get("mac") or "").lower(),
         "mtu": setting.get("mtu"),
         "up": bool(setting.get("up")),

@@ -82,7 +82,7 @@ class Scrubber:
                 self.guids.add(token.replace(":", "")[24:])
 
     def _number(self, texts):
-        self.guids |= {_eui64(mac) for mac in self.macs}
+        self.guids |= {f"{int(mac[:2], 16) ^ 2:02x}{mac[2:6]}fffe{mac[6:]}" for mac in self.macs}  # EUI-64
         middles = sorted({digits[-6:-2] for digits in self.macs | self.guids})
         free = (f"{number:04x}" for number in range(1, 1 << 16) if f"{number:04x}" not in set(middles))
         self.replacement = dict(zip(middles, free))
@@ -286,10 +286,6 @@ def _decoded(data):
 
 def _trivial(token):
     return not token.replace(":", "").strip("0") or not token.replace(":", "").lower().strip("f")
-
-
-def _eui64(mac):
-    return f"{int(mac[:2], 16) ^ 2:02x}{mac[2:6]}fffe{mac[6:]}"
 
 
 def _pairs(digits):

@@ -15,6 +15,7 @@ from .._core import text
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
 from .._core.units import NIC_SANDBOX, plan_unit
+from ..hca import pci
 
 UNIT = "/etc/systemd/system/gpufabric-rdma-vfs.service"
 SCRIPT = "/usr/local/libexec/gpufabric-rdma-vfs"
@@ -114,8 +115,8 @@ def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -
     removes them, False leaves them.
     """
     made = Plan()
-    wanted = {_normal(item["pci"]): item["vfs"] for item in settings}
-    own = {_normal(item["pci"]): item.get("guids", True) for item in settings}
+    wanted = {pci.full(item["pci"]): item["vfs"] for item in settings}
+    own = {pci.full(item["pci"]): item.get("guids", True) for item in settings}
     chosen = {address: vfs for address, vfs in wanted.items() if _usable(facts, address, vfs, made)}
     if made.findings:
         return made
@@ -170,11 +171,6 @@ def _running_guids(device: dict, address: str, given: list[str], offline, made: 
         made.not_verified.append(f"{obj}: {offline}")
         return
     made.change(obj, "run", "", " ".join(missing))
-
-
-def _normal(address: str) -> str:
-    address = address.lower()
-    return f"0000:{address}" if address.count(":") == 1 else address
 
 
 def _usable(facts: dict, address: str, vfs: int, made: Plan) -> bool:

@@ -91,10 +91,6 @@ CRITICAL = (
 )  # fmt: skip
 
 
-def unknown_keys(role: str, extra: dict) -> list[str]:
-    return sorted(set(extra) - (SERVER_KEYS if role == "server" else AGENT_KEYS))
-
-
 def files(node: dict) -> dict[str, dict]:
     """{option: value} of each file of a node: its own options, the cluster's (servers only), the user's.
 

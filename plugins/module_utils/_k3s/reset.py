@@ -305,8 +305,3 @@ def left(state: dict, root: str) -> list[str]:
 def ours(path: str, content: str | None) -> bool:
     """Whether a unit or configuration file was written by this collection and belongs to the cluster."""
     return bool(content) and content.startswith(paths.HEADER) and path not in _HOST_LAYER
-
-
-def is_shim(content: str | None) -> bool:
-    """Whether a CNI configuration is the one that Multus writes for its shim."""
-    return bool(content) and '"multus-shim"' in content

@@ -66,7 +66,7 @@ def node(root: str, run: Callable) -> dict:
         "shared_address": shared,
         "address_files": [path for path in address.FILES if tree.exists(path)],
         "routes": destinations(tree),
-        "selinux": _selinux(tree),
+        "selinux": {"1": "enforcing", "0": "permissive"}.get(tree.read("/sys/fs/selinux/enforce"), "disabled"),
         "selinux_policy": tree.exists("/usr/share/selinux/packages/k3s.pp"),
         "iptables": _iptables(run) if tree.live else None,
         "version": version(tree, run),
@@ -237,11 +237,6 @@ def _secret(token: str) -> str:
 def _addresses(tree: Tree) -> list[dict]:
     found = Seams.of(tree).addresses() or {}
     return [{"netdev": name, "address": entry} for name in sorted(found) for entry in found[name]]
-
-
-def _selinux(tree: Tree) -> str:
-    state = (tree.read("/sys/fs/selinux/enforce") or "").strip()
-    return {"1": "enforcing", "0": "permissive"}.get(state, "disabled")
 
 
 def _iptables(run: Callable) -> list[int] | None:

@@ -59,7 +59,10 @@ class Unreachable(KubectlError):
     """No API server responds, or kubectl is missing."""
 
     def __init__(self, reason: str, next_step: str):
-        super().__init__("an answer", _silent_words(reason), next_step)
+        # The last line that says so: a list of types that could not be had is a log line, and kubectl then ends with a
+        # type that the server is said not to have.
+        silent = [_LOGGED.sub("", line).strip()[:300] for line in reason.splitlines() if unreachable(line)]
+        super().__init__("an answer", silent[-1] if silent else last_words(reason), next_step)
 
 
 # --- kubectl's messages -----------------------------------------------------------------------------------------------
@@ -79,13 +82,6 @@ def last_words(text: str) -> str:
     """kubectl's last sentence, without the log lines before it."""
     lines = [line for line in text.splitlines() if line.strip() and not _LOGGED.match(line)]
     return (lines or text.splitlines() or ["no reason given"])[-1].strip()[:300]
-
-
-def _silent_words(text: str) -> str:
-    """The last line that says that no API server responds: a list of types that could not be had is a log line, and
-    kubectl then ends with a type that the server is said not to have."""
-    lines = [_LOGGED.sub("", line) for line in text.splitlines() if unreachable(line)]
-    return lines[-1].strip()[:300] if lines else last_words(text)
 
 
 def about(asked: str, error: str) -> str:

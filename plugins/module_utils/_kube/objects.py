@@ -117,11 +117,6 @@ def _wrong(obj: str, wanted: str, seen: str) -> Finding:
 # --- live objects -----------------------------------------------------------------------------------------------------
 
 
-def missing_kinds(text: str) -> set[tuple[str, str]]:
-    """(kind, apiVersion) that kubectl found no resource for: their definition is not installed yet."""
-    return set(re.findall(r'no matches for kind "([^"]+)" in version "([^"]+)"', text))
-
-
 def by_key(wanted: list[dict], live: Iterable[dict]) -> dict[Key, dict]:
     """{key of the wanted object: the found one}; an object without a namespace may be found in the default one."""
     there = {Key.of(item): item for item in live}
@@ -227,8 +222,9 @@ def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | N
     if (others or clash) and takeover_allowed is not True:
         _refuse_takeover(made, key, clash or f"managed by {others}", takeover_allowed)
     elif error:
+        address = f"{key.kind.lower()} {key.name}" + (f" -n {key.namespace}" if key.namespace else "")
         step = "correct the value it names; to change an immutable field, delete the object first (k3s kubectl delete "
-        step += f"{_address(key)}), which stops what runs from it"
+        step += f"{address}), which stops what runs from it"
         made.finding(str(key), "an object that the API server accepts", " ".join(error.split())[:600], step)
     elif live is None:
         made.change(str(key), _first_action(item), "", _text(item))
@@ -265,10 +261,6 @@ def _plan_pruning(made: Plan, owned: list[dict], wanted: list[dict]) -> None:
             made.notes.append(f"{key} is no longer wanted but stays: deleting it would delete objects of others")
         else:
             made.change(str(key), "prune", _text(item), "")
-
-
-def _address(key: Key) -> str:
-    return f"{key.kind.lower()} {key.name}" + (f" -n {key.namespace}" if key.namespace else "")
 
 
 # --- objects applied by GitOps --------------------------------------------------------------------------------------

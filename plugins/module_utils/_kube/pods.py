@@ -18,7 +18,7 @@ from .._cni import nad_lint
 from .._core import text as core_text
 from .._device_plugin import config
 from .._device_plugin.dra import CLASS, PCIE_ROOT
-from . import dra, node_tools
+from . import dra
 from .ownership import OWNER_LABEL, TESTS
 
 NAMESPACE_LABELS = {
@@ -28,6 +28,8 @@ NAMESPACE_LABELS = {
     "app.kubernetes.io/managed-by": "gpufabric.rdma",
     OWNER_LABEL: TESTS,
 }
+# Of the node's own tools, see containerd.tools.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
@@ -138,7 +140,7 @@ def _own_networks(netdev) -> list[str]:
 def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
     """namespace, objects (to apply) and pods (what each is for).
 
-    hosts: see rails_of, and netdevs, tools (as from node_tools.read). cluster: nodes, networks, nads (objects).
+    hosts: see rails_of, and netdevs, tools (as from containerd.tools). cluster: nodes, networks, nads (objects).
     options: namespace, image (None: the node's own tools), gpu_class (DeviceClass of GPUs, "" for none).
     A host that is not a cluster node, has no resource or no
     image gets no pod and is listed under `left_out` with the reason.
@@ -275,7 +277,7 @@ def template(pod: dict, namespace: str) -> dict:
 
 
 def manifest(pod: dict, namespace: str, tools: dict) -> dict:
-    """The pod's object. tools: image and mounts (path in the pod: path on the node), as from node_tools.read."""
+    """The pod's object. tools: image and mounts (path in the pod: path on the node), as from containerd.tools."""
     metadata: dict = {"name": pod["name"], "namespace": namespace, "labels": {"rdma.gpufabric.io/test": pod["kind"]}}
     if pod["attachments"]:
         wanted = [{"name": item["network"], "interface": item["interface"]} for item in pod["attachments"]]
@@ -331,7 +333,7 @@ def manifest(pod: dict, namespace: str, tools: dict) -> dict:
 def mount_tools(spec: dict, tools: dict) -> None:
     """The pod's only container gets the image of the sandboxes and, over it, the node's folders.
 
-    tools: image and mounts, as from node_tools.read.
+    tools: image and mounts, as from containerd.tools.
     """
     names = {path: f"node-{number}" for number, path in enumerate(tools["mounts"])}
     spec["volumes"] = [{"name": name, "hostPath": {"path": tools["mounts"][path]}} for path, name in names.items()]
@@ -339,7 +341,7 @@ def mount_tools(spec: dict, tools: dict) -> None:
         image=tools["image"],
         # A node that runs pods has this image, and no registry is asked for it.
         imagePullPolicy="Never",
-        env=[{"name": "PATH", "value": node_tools.PATH}],
+        env=[{"name": "PATH", "value": PATH}],
         volumeMounts=[{"name": name, "mountPath": path, "readOnly": True} for path, name in names.items()],
     )
 
@@ -362,7 +364,8 @@ def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
         plain = _chains(one_a_node([end for end in ends if end["rail"] == number and end["kind"] != "host"]))
         hosted = _chains([end for end in ends if end["rail"] == number and end["kind"] == "host"])
         for client, server in _neighbours(plain):
-            tests += _ping(client, server)
+            if client["ip"] and server["ip"]:
+                tests.append(_test("ping", client, server, server["ip"], 0))
             if "software" in (client["hca_kind"], server["hca_kind"]):
                 left_out.append({"rail": number, "host": client["host"], "what": "net", "reason": SOFTWARE_REASON})
             else:
@@ -478,12 +481,6 @@ def gid_address(gid: str) -> str | None:
     except ValueError:
         return None
     return str(address.ipv4_mapped or address)
-
-
-def _ping(client: dict, server: dict) -> list[dict]:
-    if not (client["ip"] and server["ip"]):
-        return []
-    return [_test("ping", client, server, server["ip"], 0)]
 
 
 def _verbs(client: dict, server: dict, ports: dict) -> list[dict]:

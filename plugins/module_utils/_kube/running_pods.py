@@ -149,7 +149,9 @@ def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
     namespace, pods, seconds = params["namespace"], params["pods"], result["seconds"]
     start = time.monotonic()
     if ownership.tests_namespace(kubectl, namespace):
-        _clear(kubectl, namespace, params["wait_seconds"])
+        # A pod cannot be changed, and in a namespace that is ending nothing can be made.
+        words = ("delete", "namespace", namespace, "--ignore-not-found", f"--timeout={params['wait_seconds']}s")
+        kubectl.output("the test pods of an earlier run deleted", *words, limit=params["wait_seconds"] + 20)
     code, said, error = kubectl.apply(params["objects"], "--force-conflicts")
     if code:
         raise KubectlError("the test pods applied", error or said)
@@ -175,12 +177,6 @@ def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
         "left_out": planned["left_out"],
     }
     seconds["traffic"] = round(time.monotonic() - start, 1)
-
-
-def _clear(kubectl: Kubectl, namespace: str, seconds: int) -> None:
-    """What an earlier run has left: a pod cannot be changed, and in a namespace that is ending nothing can be made."""
-    words = ("delete", "namespace", namespace, "--ignore-not-found", f"--timeout={seconds}s")
-    kubectl.output("the test pods of an earlier run deleted", *words, limit=seconds + 20)
 
 
 def remove(kubectl: Kubectl, namespace: str, seconds: int) -> dict:

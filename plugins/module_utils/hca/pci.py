@@ -77,6 +77,12 @@ def classes(tree: Tree) -> dict[str, str]:
     return found
 
 
+def full(address: str) -> str:
+    """An address as the kernel writes it; people leave the domain out."""
+    address = address.lower()
+    return f"0000:{address}" if address.count(":") == 1 else address
+
+
 def order(address: str) -> tuple[int, str]:
     """Sort key of a PCI address; a domain may have more than four digits (VMD, Hyper-V)."""
     return len(address), address

@@ -319,12 +319,9 @@ def _automatic(
         for place in group.places
         if place.hca and id(place.port) not in placed
     ]
-    order = {(hca["name"], port["number"]): at for at, (hca, port) in enumerate(_all_ports(hcas))}
-    return found, sorted(out, key=lambda row: order.get((row["hca"], row["port"]), len(order)))
-
-
-def _all_ports(hcas: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return [(hca, port) for hca in hcas for port in hca["ports"]]
+    order = [(hca["name"], port["number"]) for hca in hcas for port in hca["ports"]]
+    places = {port: place for place, port in enumerate(order)}
+    return found, sorted(out, key=lambda row: places.get((row["hca"], row["port"]), len(places)))
 
 
 def _left(group: Group, chosen: list[Group]) -> Lack:

@@ -22,12 +22,10 @@ class Message(NamedTuple):
     pattern: re.Pattern
 
 
-def _pattern(text: str) -> re.Pattern:
-    return re.compile(r"\S*?".join(re.escape(part) for part in text.split("*")), re.IGNORECASE)
-
-
 MESSAGES = tuple(
-    Message(one["component"], text, cause, fix, _pattern(text))
+    Message(
+        one["component"], text, cause, fix, re.compile(r"\S*?".join(map(re.escape, text.split("*"))), re.IGNORECASE)
+    )
     for one in DOCUMENT["messages"]
     for texts, cause, fix, _source in one["says"]
     for text in texts

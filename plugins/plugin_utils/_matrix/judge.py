@@ -267,7 +267,8 @@ def table(document: dict) -> str:
         parts.append("Traffic class not verified\n" + "\n".join(_lines(unclear)))
     shown = [row for row in document["tests"] if row["verdict"] == OK and row["counters"]]
     if shown:
-        lines = [core_text.wrapped(f"  {_name(row)}  ", _rises(row), "    ") for row in shown]
+        rises = [", ".join(f"{name} +{count}" for name, count in row["counters"].items()) for row in shown]
+        lines = [core_text.wrapped(f"  {_name(row)}  ", text, "    ") for row, text in zip(shown, rises)]
         parts.append("Counters that rose in tests that are ok\n" + "\n".join(lines))
     parts.append(summary(document))
     return "\n\n".join(parts)
@@ -329,10 +330,6 @@ def _name(row: dict) -> str:
     memory = " (GPU memory)" if row["memory"] == "cuda" else ""
     to = f" -> {row['to']} {row['to_hca']}" if row["to"] else ""
     return f"{row['path']} rail {row['rail']}{memory} {row['from']} {row['from_hca']}{to}"
-
-
-def _rises(row: dict) -> str:
-    return ", ".join(f"{name} +{count}" for name, count in row["counters"].items())
 
 
 def tally(document: dict) -> dict:

@@ -6,7 +6,7 @@ soft-RoCE, which does no verbs in a pod's own namespace.
 
 from ...module_utils._kube import pod_probe
 from ...module_utils._kube import pods as kube_pods
-from .._core.addresses import netaddr
+from .._core.addresses import network as as_network
 from .._verify import pods as test_pods
 from .._verify.cluster import Cluster
 from . import plan as matrix_plan
@@ -83,20 +83,14 @@ def _end(pod: dict, rail: dict, known: dict, answer, why: str) -> dict:
     network = own["network"] or next(iter(known["networks"]), None)
     if network is None or not (own["ip"] or own["management"]):
         return {**end, "reason": end["reason"] or f"pod {pod['name']} has no address on {own['interface']}"}
+    net = as_network(network)
     return {
         **end,
         "management": own["management"],
         "netdev": own["interface"],
-        "networks": {_text_of(network): own["ip"]},
+        "networks": {str(net.cidr) if net else network: own["ip"]},
         "gids": {own["ip"]: own["gid"]},
     }
-
-
-def _text_of(network: str) -> str:
-    try:
-        return str(netaddr.IPNetwork(network).cidr)
-    except (netaddr.AddrFormatError, ValueError):
-        return network
 
 
 def _without(end: dict, reason: str) -> dict:

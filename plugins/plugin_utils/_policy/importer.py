@@ -342,7 +342,9 @@ class _Import:
         page.cover((*path, "repository"))
         where = (*path, "version")
         given = {**self.shared, **{key: value for key, value in given.items() if value}}
-        reference, version = image_reference(given), str(given.get("version") or "")
+        version = str(given.get("version") or "")
+        mark = "@" if version.startswith("sha256:") else ":"
+        reference = f"{given.get('repository')}/{given.get('image')}{mark}{version}"
         if version in ("", "latest"):
             words = "no version is set, so the running image can change unnoticed"
             page.say(where, WRONG, ours, words, was=reference)
@@ -374,12 +376,6 @@ def _keys(value):
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield key
         yield from _keys(inner)
-
-
-def image_reference(given: dict) -> str:
-    version = str(given.get("version") or "")
-    mark = "@" if version.startswith("sha256:") else ":"
-    return f"{given.get('repository')}/{given.get('image')}{mark}{version}"
 
 
 def plain_labels(affinity) -> dict | None:

@@ -327,7 +327,8 @@ def combinations(
     findings += _driver(facts, variables, bundle, lock or {})
     findings += _hcas(facts, variables)
     named = _rails(facts, variables)
-    if _stated(facts, variables):  # what is missing is known, and its rail stays empty
+    # What is missing is known, and its rail stays empty.
+    if variables["discovery_expected_hcas"] == len(admitted(facts, variables)):
         notes += [row["reason"] for row in facts.get("not_rails") or () if row["code"] == "named"]
         named = [finding for finding in named if finding.id != NO_HCA]
     findings += named
@@ -382,10 +383,6 @@ def _driver(facts: dict, variables: dict, bundle: dict | None, lock: dict) -> li
 def admitted(facts: dict, variables: dict) -> list[dict]:
     """HCAs that count: software ones if they are allowed."""
     return [hca for hca in facts["hcas"] if hca["kind"] == "pci" or variables["discovery_software_hcas"]]
-
-
-def _stated(facts: dict, variables: dict) -> bool:
-    return variables["discovery_expected_hcas"] == len(admitted(facts, variables))
 
 
 def _hcas(facts: dict, variables: dict) -> list[Finding]:
@@ -484,7 +481,7 @@ def _rails(facts: dict, variables: dict) -> list[Finding]:
                     )
                 )
             taken.setdefault(place, position)
-        ports = [port for name in matches for port in _port_numbers(facts, name)]
+        ports = [port["number"] for hca in facts["hcas"] if hca["name"] in matches for port in hca["ports"]]
         if item.get("port") and matches and item["port"] not in ports:
             seen = f"{', '.join(matches)} has port {', '.join(map(str, ports))}"
             found.append(Finding(obj, f"port {item['port']}", seen, "correct the number, or leave it out"))
@@ -492,10 +489,6 @@ def _rails(facts: dict, variables: dict) -> list[Finding]:
             step = "add port: with its number, or name the rail by netdev or mac"
             found.append(Finding(obj, "one port", f"{len(ports)} ports: {', '.join(map(str, ports))}", step))
     return found
-
-
-def _port_numbers(facts: dict, name: str) -> list[int]:
-    return [port["number"] for hca in facts["hcas"] if hca["name"] == name for port in hca["ports"]]
 
 
 def matching(hcas, key: str, value) -> list[str]:

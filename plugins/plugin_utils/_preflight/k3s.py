@@ -161,7 +161,11 @@ def _first_server(nodes: list[dict], everyone: list[dict], report) -> None:
     doubts = [f"not in this run: {', '.join(missing)}"] if missing else []
     doubts += [f"already in a cluster: {', '.join(others)}"] if others else []
     if doubts:
-        report(first, _unnamed(f"no such group, so the first node, {first}, would be it; {'; '.join(doubts)}"))
+        wanted = "the first server by name, unless all nodes are in this run and none is in a cluster"
+        would = f"no such group, so the first node, {first}, would be it; {'; '.join(doubts)}"
+        step = "put the cluster's server into group k3s_servers; for a new cluster run again without --limit, and take "
+        step += "nodes off an old one with playbooks/reset.yml first"
+        report(first, Finding("group k3s_servers", wanted, would, step))
 
 
 def _elsewhere(node: dict, addresses: set[str]) -> bool:
@@ -170,16 +174,6 @@ def _elsewhere(node: dict, addresses: set[str]) -> bool:
     joined = seen["joined"] and seen["server_url"]
     told = typed["server_url"] or typed.get("api_address")
     return bool(joined) and not told and urlsplit(joined).hostname not in addresses
-
-
-def _unnamed(seen: str) -> Finding:
-    return Finding(
-        "group k3s_servers",
-        "the first server by name, unless all nodes are in this run and none is in a cluster",
-        seen,
-        "put the cluster's server into group k3s_servers; for a new cluster run again without --limit, and take nodes "
-        "off an old one with playbooks/reset.yml first",
-    )
 
 
 def _decision(node: dict, nodes: list[dict]) -> dict:
@@ -442,8 +436,7 @@ def _agree(decisions: dict, elsewhere: dict, report) -> None:
 def _variables(node: dict, decided: dict, report) -> None:
     typed, host, role = node["variables"], node["host"], decided["role"]
     extra = typed["config_extra"]
-    unknown = k3s.unknown_keys(role, extra)
-    for name in unknown:
+    for name in sorted(set(extra) - (k3s.SERVER_KEYS if role == "server" else k3s.AGENT_KEYS)):
         where = "of a server" if name in k3s.SERVER_KEYS else "of k3s"
         seen = f"an option {where}" if name in k3s.SERVER_KEYS else "no option of k3s has this name"
         report(host, Finding(f"k3s_config_extra: {name}", f"an option of a k3s {role}", seen, _VARIABLE))

@@ -424,21 +424,16 @@ def _namespaces(attachments: list[dict]) -> list[dict]:
     ]
 
 
-def _listed(given) -> list[dict]:
-    """Items of the plugin's configList."""
-    return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
-
-
 def shared_resources(given, nodes: list[dict]) -> list[str]:
     """Resources of the shared device plugin: those of the user's configList, else one a rail."""
-    if _listed(given):
-        return [plugin_config.full_name(item) for item in _listed(given)]
+    if nad_lint.dicts(given):
+        return [plugin_config.full_name(item) for item in nad_lint.dicts(given)]
     return sorted({pods.own_resource(rail["index"]) for node in nodes for rail in node["rails"]})
 
 
 def rail_resource(index: int, given, nodes: list[dict]):
     """The resource for a rail; None if a user's list has several items, none with the rail's interface."""
-    items = _listed(given)
+    items = nad_lint.dicts(given)
     if not items:
         return pods.own_resource(index)
     netdevs = {rail["netdev"] for node in nodes for rail in node["rails"] if rail["index"] == index}
@@ -592,8 +587,8 @@ def _takes_away(item: dict, by_host: dict, resources, nodes: list[dict]) -> str 
     named = {name for name in by_host.values() if name}
     named |= {rail["netdev"] for node in nodes for rail in node["rails"] if item.get("pci") in (rail["pci"],)}
     of_rails = {pods.own_resource(rail["index"]) for node in nodes for rail in node["rails"] if rail["netdev"] in named}
-    selected = of_rails if not _listed(resources) else set()
-    for entry in _listed(resources):
+    selected = of_rails if not nad_lint.dicts(resources) else set()
+    for entry in nad_lint.dicts(resources):
         if named & {*plugin_config.interfaces(entry), *(plugin_config.keys(entry).get("devices") or [])}:
             selected.add(plugin_config.full_name(entry))
     if not selected:

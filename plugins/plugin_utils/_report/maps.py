@@ -48,7 +48,11 @@ def _leaves(facts: dict, claims: Sequence[dict]) -> list[dict]:
             "gpu",
             gpu,
             names[gpu["address"]],
-            lines=[_far_end(rail) for rail in rails if rail.get("gpu") == gpu["address"]],
+            lines=[
+                {"title": f"rail {rail['index']}", "distance": rail.get("distance"), "to": rail["hca"], "state": None}
+                for rail in rails
+                if rail.get("gpu") == gpu["address"]
+            ],
         )
         for gpu in facts.get("gpus") or []
     ]
@@ -69,10 +73,6 @@ def _leaf(kind: str, function: Optional[dict], name: str, **more: Any) -> dict:
         "lines": [],
         **more,
     }
-
-
-def _far_end(rail: dict) -> dict:
-    return {"title": f"rail {rail['index']}", "distance": rail.get("distance"), "to": rail["hca"], "state": None}
 
 
 def _hca(hca: dict, hcas: list[dict], rails: list[dict], names: dict, claims: Sequence[dict]) -> dict:

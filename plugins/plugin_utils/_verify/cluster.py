@@ -43,7 +43,7 @@ def of_play(hosts: list[dict], read: dict, variables: dict) -> Cluster:
 def host_of(node: dict, cni: dict | None = None) -> dict:
     """What pods are planned from on a node. cni: what cni_lint returned, where it ran.
 
-    node: host, variables, read with networks (as node_tools.networks has them), and the RDMA facts in either.
+    node: host, variables, read with networks (as node_facts has them), and the RDMA facts in either.
     """
     variables, networks = node["variables"], node["read"]["networks"]
     facts = node["facts"] if "facts" in node else node["read"]["ansible_facts"]["rdma"]

@@ -5,7 +5,8 @@ import json
 import subprocess
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl, node_tools, pod_probe, pods
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl, pod_probe, pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
@@ -575,7 +576,7 @@ def test_folders_are_mounted_where_programs_look_for_them(root):
     for path in own:
         (root / path[1:]).mkdir(parents=True)
     as_they_are = {path: path for path in ("/usr", "/etc/ld.so.cache", "/etc/libibverbs.d", *own)}
-    assert node_tools.read(Tree(str(root)))["mounts"] == {**as_they_are, "/bin": "/usr/bin", "/lib": "/usr/lib"}
+    assert containerd.tools(Tree(str(root)))["mounts"] == {**as_they_are, "/bin": "/usr/bin", "/lib": "/usr/lib"}
 
 
 @pytest.mark.parametrize(("files", "image"), [
@@ -592,14 +593,14 @@ def test_folders_are_mounted_where_programs_look_for_them(root):
 def test_the_image_is_that_of_the_sandboxes(root, put, files, image):
     for path, text in files.items():
         put(path, text)
-    assert node_tools.read(Tree(str(root)))["image"] == image
+    assert containerd.tools(Tree(str(root)))["image"] == image
 
 
 def test_a_pod_with_the_nodes_tools_asks_no_registry_and_cannot_write_to_the_node():
     spec = {"containers": [{"name": "test", "image": None, "command": ["sleep", "1"]}]}
     pods.mount_tools(spec, {"image": "pause:1", "mounts": {"/usr": "/usr", "/lib64": "/usr/lib64"}})
     (container,) = spec["containers"]
-    assert container["env"] == [{"name": "PATH", "value": node_tools.PATH}]
+    assert container["env"] == [{"name": "PATH", "value": pods.PATH}]
     assert all(mount["readOnly"] for mount in container["volumeMounts"])
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
     mounts = {mount["mountPath"]: paths[mount["name"]] for mount in container["volumeMounts"]}
