@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding, at
+from ...module_utils._driver import packages
 from ...module_utils._k3s import config as k3s
 from ...module_utils._k3s.plan import stale
 from .._bundle import folder as bundle_folder
@@ -557,7 +558,7 @@ def _ownership(node: dict, decided: dict, report, notes: list[str]) -> None:
 def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changing_version: bool, report) -> None:
     """What the node needs from the bundle, and whether this run may install it."""
     seen, host, typed = node["state"], node["host"], node["variables"]
-    decided["files"], decided["packages"] = [], []
+    decided["files"], decided["packages"], decided["packages_command"] = [], [], []
     if bundle is None:
         return
     row = bundle_folder.file_for(bundle, "k3s", seen["architecture"])
@@ -587,6 +588,10 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
             report(host, bundle_folder.missing_file(bundle, name, architecture, folder, distribution))
         else:
             decided["packages"] = [_file(policy, f"/var/cache/{policy['path'].rpartition('/')[2]}", "0644", typed)]
+            decided["packages_command"] = [
+                *packages.apart_command([decided["packages"][0]["dest"]]),
+                "--setopt=localpkg_gpgcheck=False",
+            ]
 
 
 def _file(row: dict, dest: str, mode: str, typed: dict) -> dict:

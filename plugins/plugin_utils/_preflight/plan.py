@@ -17,6 +17,7 @@ from ...module_utils._device_plugin import config
 from ...module_utils._device_plugin import dra as plugin_dra
 from ...module_utils._device_plugin import objects as plugin_objects
 from ...module_utils._device_plugin import plan as plugin_plan
+from ...module_utils._driver import packages
 from .._bundle import cni
 from .._bundle import folder as bundle_folder
 from .._core.rails import dra_rails, network_rails
@@ -188,6 +189,7 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
             + outcome["notes"]
             + [f"to verify traffic, {name} installs {', '.join(tools[name])}" for name in tools],
             "tools": tools,
+            "tools_command": packages.apart_command(tools.get(packages.DNF, [])),
             "rail_map": rail_map.of_node(facts, typed),
             "driver": (facts.get("driver") or {}).get("explanation"),
         }

@@ -410,6 +410,7 @@ def test_a_node_that_fetches_its_files_gets_their_addresses_and_none_of_the_cont
         mine = decided["node1"]["files"] + decided["node1"]["packages"]
         assert [item.get("url") for item in mine] == urls
         assert [row["name"] for row in k3s.needed(decided, held)] == needed
+        assert "/var/cache/k3s-selinux" in decided["node1"]["packages_command"]
 
 
 LABELS = {"feature.node.kubernetes.io/rdma.capable", "feature.node.kubernetes.io/pci-15b3.present"}
