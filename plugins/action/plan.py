@@ -6,6 +6,7 @@ import pathlib
 import time
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.module_utils.common.validation import check_type_dict
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
@@ -211,7 +212,8 @@ class ActionModule(ActionBase):
         platforms, digests = (architectures, distributions), given["image_digests"] or {}
         own = {node["variables"]["k3s_downloads_on_nodes"] for node in read}
         known = folder.READ if own == {True} else folder.CACHED
-        downloads = folder.downloads(lock, platforms, digests, given["mirrors"] or {}) if True in own else []
+        mirrors = check_type_dict(given["mirrors"] or {})
+        downloads = folder.downloads(lock, platforms, digests, mirrors) if True in own else []
         rows = folder.rows_of(lock, known, platforms, digests)
         described, files = folder.cached(where, lock.get("origin", "release"), rows)
         pythons, wheels = _wheels(read, os.path.join(where, "wheels"))
