@@ -6,6 +6,7 @@ import pathlib
 import time
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.module_utils.common.validation import check_type_dict
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
@@ -135,7 +136,8 @@ class ActionModule(ActionBase):
             lambda known: self._templar.copy_with_new_env(available_variables=known),
         )
         decided, root = planned["hosts"][task_vars["inventory_hostname"]], typed["discovery_root"]
-        asked["cni_plugins"] = {**decided["cni_plugins"], "directory": typed["cni_plugins_directory"]}
+        binaries = decided["cni_plugins"]["binaries"]
+        asked["cni_plugins"] = {"binaries": binaries, "directory": typed["cni_plugins_directory"]}
         asked["device_plugin"] |= device_plugin.locked() if "config" in asked["device_plugin"] else {}
         asked = {"facts": False, "settled": asked, "root": root}
         answer = self._execute_module("gpufabric.rdma.node_facts", module_args=asked, task_vars=task_vars)
@@ -189,16 +191,17 @@ class ActionModule(ActionBase):
             },
             upgrade=args["upgrade"],
             partial=args["partial"],
-            fetch=self._fetch(nodes, args["partial"], task_vars),
+            **self._cache(nodes, args["partial"], task_vars),
         )
 
-    def _fetch(self, nodes, partial, task_vars) -> dict:
-        """What the controller's cache lacks for these nodes, if it is their bundle."""
+    def _cache(self, nodes, partial, task_vars) -> dict:
+        """What the controller's cache lacks for these nodes, if it is their bundle, and what they fetch themselves."""
         read = [node for node in nodes if (node.get("ansible_facts") or {}).get("rdma")]
         where = folder.cache()
         if not read or read[0]["variables"]["k3s_bundle_dir"] != where:
             return {}
-        given = {name: self._templar.template(task_vars.get(f"bundle_{name}")) for name in ("lock", "image_digests")}
+        options = ("lock", "image_digests", "mirrors")
+        given = {name: self._templar.template(task_vars.get(f"bundle_{name}")) for name in options}
         path, lock = folder.LOCK, folder.lock()
         if given["lock"]:
             path = pathlib.Path(given["lock"]).absolute()
@@ -208,13 +211,19 @@ class ActionModule(ActionBase):
         of_nodes = [node["ansible_facts"]["rdma"]["node"] for node in read]
         architectures = sorted({packages.architecture(node) for node in of_nodes} & {"amd64", "arm64"})
         distributions = sorted({packages.distribution(node) for node in of_nodes})
-        described, files = folder.cached(where, lock, (architectures, distributions), given["image_digests"] or {})
+        platforms, digests = (architectures, distributions), given["image_digests"] or {}
+        own = {node["variables"]["k3s_downloads_on_nodes"] for node in read}
+        known = folder.READ if own == {True} else folder.CACHED
+        mirrors = check_type_dict(given["mirrors"] or {})
+        downloads = folder.downloads(lock, platforms, digests, mirrors) if True in own else []
+        rows = folder.rows_of(lock, known, platforms, digests)
+        described, files = folder.cached(where, lock.get("origin", "release"), rows)
         pythons, wheels = _wheels(read, os.path.join(where, "wheels"))
         # A comparison fetches nothing: what is missing is a finding of its roles.
         if partial or not (files or wheels):
-            return {}
-        names = sorted({row["name"] for kind in ("artifacts", "images") for row in lock[kind]} & set(folder.CACHED))
-        return {
+            return {"downloads": downloads}
+        names = sorted({row["name"] for kind in ("artifacts", "images") for row in lock[kind]} & set(known))
+        fetch = {
             "folder": where,
             "files": files,
             "wheels": wheels,
@@ -226,6 +235,7 @@ class ActionModule(ActionBase):
             "pythons": pythons,
             "lock": str(path),
         }
+        return {"downloads": downloads, "fetch": fetch}
 
     def _members(self, task_vars):
         """(nodes, servers) of the inventory, whichever this run has; without a group the first node is the server."""

@@ -31,8 +31,8 @@ OURS = "gpufabric.rdma."
 MARKING = "gpufabric.rdma.report"
 # Actions that change nothing on a host in check mode, or at all.
 _NAMES = """
-    add_host assert command copy debug dnf fail file find group_by import_role import_tasks include_role include_tasks
-    meta package set_fact slurp stat wait_for
+    add_host assert command copy debug dnf fail file find get_url group_by import_role import_tasks include_role
+    include_tasks meta package set_fact slurp stat wait_for
 """
 # Those of other collections that roles use: the role node_firewall alone.
 _OTHERS = ("ansible.posix.firewalld", "community.general.ufw")

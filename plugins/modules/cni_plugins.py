@@ -14,7 +14,7 @@ description:
   - Each program is written to a temporary file, checked again and renamed, so that a running plugin is never
     incomplete.
   - Plugins that are not listed and were not installed by an earlier run are left alone.
-  - A converged node costs one call and no transfer.
+  - A converged node costs one call and no transfer, with O(sources) no request.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
 author: The gpufabric founders (@gpufabric)
 options:
@@ -37,6 +37,14 @@ options:
     suboptions:
       name: {description: Name of the plugin., type: str, required: true}
       sha256: {description: Digest of its program., type: str, required: true}
+  sources:
+    description:
+      - Where the node fetches the archives itself, instead of getting its programs from the controller. Each is
+        compared with its C(sha256), or a C(program) of an image with the C(digest), and each program with O(binaries).
+      - Rows as the lock has them, with C(name), C(path), C(architecture) and C(url), or C(reference).
+    type: list
+    elements: dict
+    default: []
   staged:
     description:
       - Set by the action plugin. Folder on the node with what RV(needs) lists. Without it nothing is installed.
@@ -65,39 +73,73 @@ import hashlib
 import json
 import os
 import tarfile
+import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle.download import extract, fetch
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, under, write
 
 
-def apply(changes, root: str, archive, binaries: list):
+def apply(changes, root: str, binaries: list, staged: str, sources: list):
     digests = {item["name"]: item["sha256"] for item in binaries}
-    for change in changes:
-        path = under(root, change.object)
-        if change.action == "place":
-            place(path, archive, digests)
-        elif change.action in ("mode", "remove"):
-            apply_file(root, change)
-        else:
-            write(path, json.dumps(digests, indent=2, sort_keys=True) + "\n")
-        yield change
+    with tempfile.TemporaryDirectory(prefix="gpufabric-cni-", dir="/var/tmp") as folder:
+        for archive in archives(planner.placed(changes), staged, sources, folder):
+            unpack(archive, folder, set(digests.values()))
+        for change in changes:
+            path = under(root, change.object)
+            if change.action == "place":
+                place(path, folder, digests[os.path.basename(path)])
+            elif change.action in ("mode", "remove"):
+                apply_file(root, change)
+            else:
+                write(path, json.dumps(digests, indent=2, sort_keys=True) + "\n")
+            yield change
 
 
-def place(path: str, archive: str, digests: dict) -> None:
-    name = os.path.basename(path)
+def archives(names: list, staged: str, sources: list, folder: str) -> list:
+    """The files that have these plugins; those that nobody has sent are fetched into the folder."""
+    if not names or not sources:
+        return [os.path.join(staged, planner.ARCHIVE)] if names else []
+    wanted = planner.holding(names, sources)
+    for source in wanted:
+        (extract if "program" in source else fetch)(folder, source, {})
+    return [os.path.join(folder, source["path"]) for source in wanted]
+
+
+def unpack(archive: str, folder: str, digests: set) -> None:
+    """Write each program with one of these digests to the folder, under its digest."""
+
+    def keep(content: bytes) -> None:
+        digest = hashlib.sha256(content).hexdigest()
+        if digest in digests:
+            write(os.path.join(folder, digest), content)
+
+    if not tarfile.is_tarfile(archive):
+        with open(archive, "rb") as stream:
+            keep(stream.read())
+        return
     with tarfile.open(archive) as source:
-        content = source.extractfile(name).read()
-    if hashlib.sha256(content).hexdigest() != digests[name]:
-        raise Refused.because(path, f"sha256 {digests[name]}", "a different one in the archive", "run again")
+        for member in source:
+            if member.isfile():
+                keep(source.extractfile(member).read())
+
+
+def place(path: str, folder: str, digest: str) -> None:
+    try:
+        with open(os.path.join(folder, digest), "rb") as stream:
+            content = stream.read()
+    except FileNotFoundError as error:
+        seen = "no such program in the archive"
+        raise Refused.because(path, f"a program with sha256 {digest}", seen, "run again") from error
     write(path, content, int(planner.MODE, 8))
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=planner.ARGUMENTS, supports_check_mode=True)
     root, directory = module.params["root"], module.params["directory"]
-    binaries, staged = module.params["binaries"], module.params["staged"]
+    binaries, staged, sources = (module.params[name] for name in ("binaries", "staged", "sources"))
     if binaries is None:
         module.fail_json(msg="binaries is set by the action plugin of this module, which did not run")
 
@@ -105,7 +147,9 @@ def main() -> None:
         return planner.read(root, binaries, directory)
 
     first = planner.plan(look(), binaries, directory)
-    missing = planner.needed(first)
+    fetched = planner.holding(planner.placed(first.changes), sources)
+    first.notes += [f"fetched by the node: {row.get('url') or row['reference']}" for row in fetched]
+    missing = [] if sources else planner.placed(first.changes)
 
     def more(decided, _changes) -> dict:
         decided.notes = first.notes
@@ -115,7 +159,7 @@ def main() -> None:
         module,
         read=look,
         plan=lambda state: planner.plan(state, binaries, directory),
-        apply=lambda changes: apply(changes, root, os.path.join(staged or "", planner.ARCHIVE), binaries),
+        apply=lambda changes: apply(changes, root, binaries, staged, sources),
         more=more,
         # Nothing is changed before everything is available.
         check_mode=module.check_mode or bool(missing and not staged),

@@ -19,6 +19,8 @@ from ..hca import Tree
 MODE = "0755"
 # The name that the controller gives to what it sends.
 ARCHIVE = "cni-plugins.tar.gz"
+# The rows of a bundle or of the lock that have plugins.
+REFERENCE, FLANNEL = "cni-plugins", "flannel-cni-plugin"
 # Options of the module cni_plugins.
 ARGUMENTS = {
     "bundle": {"type": "path", "required": True},
@@ -33,6 +35,7 @@ ARGUMENTS = {
             "sha256": {"type": "str", "required": True},
         },
     },
+    "sources": {"type": "list", "elements": "dict", "default": []},
     "staged": {"type": "path"},
     "root": {"type": "path", "default": "/"},
 }
@@ -91,6 +94,12 @@ def text(record: dict) -> str:
     return "".join(f"{name} {sha256}\n" for name, sha256 in sorted(record.items()))
 
 
-def needed(made: Plan) -> list[str]:
-    """Names of the plugins to copy to the node."""
-    return [change.object.rpartition("/")[2] for change in made.changes if change.action == "place"]
+def placed(changes: list) -> list[str]:
+    """Names of the plugins that the node lacks."""
+    return [change.object.rpartition("/")[2] for change in changes if change.action == "place"]
+
+
+def holding(names: list[str], sources: list[dict]) -> list[dict]:
+    """The sources that have these plugins."""
+    kinds = {FLANNEL if name == "flannel" else REFERENCE for name in names}
+    return [row for row in sources if row["name"] in kinds]

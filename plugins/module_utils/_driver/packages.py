@@ -49,7 +49,9 @@ EPEL = (
     "mirror of it, or install dkms 3.2 or newer yourself"
 )
 _INSTALL = ["--yes", "--no-install-recommends", "-o", "Dpkg::Options::=--force-confold"]
-_DNF_INSTALL = ["--assumeyes", "--setopt=install_weak_deps=False"]
+# dnf waits ten times 30 seconds for a repository that does not answer; 0 retries would be endless.
+_DNF_BOUNDS = ["--setopt=timeout=10", "--setopt=retries=2"]
+_DNF_INSTALL = ["--assumeyes", *_DNF_BOUNDS, "--setopt=install_weak_deps=False"]
 
 
 def manager(node: dict) -> Optional[str]:
@@ -161,6 +163,11 @@ def install_command(kind: str, names: list[str], downgrade: bool = False) -> lis
     return ["dnf", "downgrade" if downgrade else "install", *_DNF_INSTALL, *names]
 
 
+def apart_command(names: list[str]) -> list[str]:
+    """dnf for packages that are no driver: a repository that does not answer is left out."""
+    return [*install_command(DNF, names), "--setopt=skip_if_unavailable=True"]
+
+
 def pinned(kind: str, name: str, version: Optional[str]) -> str:
     if not version:
         return name
@@ -178,7 +185,7 @@ def restore_command(kind: str, names: list[str]) -> list[str]:
     """Restore the distribution's builds in place of the stack's; apt also needs restore_pins."""
     if kind == APT:
         return install_command(APT, names, downgrade=True)
-    return ["dnf", "distro-sync", "--assumeyes", *names]
+    return ["dnf", "distro-sync", "--assumeyes", *_DNF_BOUNDS, *names]
 
 
 def restore_pins(versions: dict[str, str]) -> str:
@@ -237,7 +244,7 @@ def origins_of(kind: str | None, names: list[str], own: str, run: Callable) -> d
     if kind == APT:
         code, out, _error = run(["apt-cache", "policy", *names])
         return {} if code else parse_policy(out, re.findall(r"^URIs: (\S+)", own, re.MULTILINE))
-    query = ["dnf", "--quiet", "repoquery"]
+    query = ["dnf", "--quiet", *_DNF_BOUNDS, "repoquery"]
     code, out, _error = run([*query, "--installed", "--queryformat", "%{name} %{from_repo}\n"])
     if code:
         return {}

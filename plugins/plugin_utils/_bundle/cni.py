@@ -6,14 +6,13 @@ import json
 import os
 import tarfile
 
-from ...module_utils._cni.plugins import ARCHIVE
+from ...module_utils._cni.plugins import ARCHIVE, FLANNEL, REFERENCE
 from ...module_utils._core.change import Finding, Refused
 from ...module_utils.hca import elf
 from . import folder as bundle_folder
 
 # As `uname -m` and release assets name the same architecture.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-REFERENCE, FLANNEL = "cni-plugins", "flannel-cni-plugin"
 _REFILL = "fill the bundle folder again (playbooks/bundle.yml) and run again"
 
 

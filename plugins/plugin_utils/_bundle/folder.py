@@ -17,8 +17,9 @@ import yaml
 from ansible.module_utils.common.yaml import yaml_load
 
 from ...module_utils._bundle import lock as bundle_lock
+from ...module_utils._bundle.download import mirrored
 from ...module_utils._bundle.lock import DESCRIPTION, ORIGINS, SCHEMA
-from ...module_utils._core.change import Finding
+from ...module_utils._core.change import Finding, Refused
 from ...module_utils._core.files import sha256_of
 
 LOCK = pathlib.Path(__file__).resolve().parents[3] / "lock/artifacts.yml"
@@ -29,6 +30,8 @@ _CONTAINERS = ("initContainers", "containers")
 # of these, an image, it is one program.
 CACHED = ("k3s", "k3s-selinux", "cni-plugins", "flannel-cni-plugin")
 PROGRAMS = {"flannel-cni-plugin": "flannel"}
+# No lock has the sums of the programs in these: the controller reads them, also where nodes fetch what they need.
+READ = ("cni-plugins", "flannel-cni-plugin")
 _FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy all of it here"
 
 
@@ -43,13 +46,33 @@ def cache() -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "gpufabric.rdma")
 
 
-def cached(folder: str, content: dict, platforms: tuple, digests: dict) -> tuple[dict, list[str]]:
-    """bundle.yml of the filled cache, and the paths that it lacks, or holds otherwise.
-
-    content: of a lock. platforms: (architectures, distributions). digests: given by the user, by reference.
+def rows_of(content: dict, names: Iterable[str], platforms: tuple, digests: dict) -> list[dict]:
+    """Rows of what nodes cannot pull. content: of a lock. platforms: (architectures, distributions). digests: given by
+    the user, by reference.
     """
-    rows = bundle_lock.programs(bundle_lock.wanted(content, CACHED, *platforms, digests), PROGRAMS)
-    expected = bundle_lock.describe(content.get("origin", "release"), [*rows["files"], *rows["programs"]], [])
+    rows = bundle_lock.programs(bundle_lock.wanted(content, names, *platforms, digests), PROGRAMS)
+    return [*rows["files"], *rows["programs"]]
+
+
+def downloads(content: dict, platforms: tuple, digests: dict, mirrors: dict) -> list[dict]:
+    """Rows that nodes fetch themselves, each with its address. Refused where the lock has nothing to check one by."""
+    if unpinned := bundle_lock.unpinned(content, CACHED, digests):
+        raise Refused(unpinned)
+    rows = rows_of(content, CACHED, platforms, digests)
+    return [row | {key: mirrored(row[key], mirrors) for key in ("url", "reference") if key in row} for row in rows]
+
+
+def with_downloads(bundle: dict | None, rows: list[dict]) -> dict | None:
+    """bundle.yml as if the folder held what nodes fetch themselves."""
+    if bundle is None or not rows:
+        return bundle
+    paths = {row["path"] for row in rows}
+    return {**bundle, "files": [*rows, *(row for row in bundle["files"] if row["path"] not in paths)]}
+
+
+def cached(folder: str, origin: str, rows: list[dict]) -> tuple[dict, list[str]]:
+    """bundle.yml of the cache filled with these rows, and the paths that it lacks, or holds otherwise."""
+    expected = bundle_lock.describe(origin, rows, [])
     held = {row["path"]: row for row in (described(folder) or {}).get("files") or []}
     lacking = [
         row["path"]

@@ -7,8 +7,10 @@ wheels (the folder of the device plugin's libraries, or nothing where pip takes 
 
 import json
 import os
+from collections.abc import Sequence
 
 from ...module_utils._bundle import lock as bundle_lock
+from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding, at
 from ...module_utils._device_plugin import wheels as wheels_of
 from .._bundle import cni
@@ -32,6 +34,24 @@ def read(folder: str | None) -> tuple[dict | None, list[dict]]:
         return None, at(_CONTROLLER, [Finding(path, "the bundle's description", unread, step)])
     wrong = at(_CONTROLLER, bundle_folder.findings(bundle, folder))
     return (None if wrong else bundle), wrong
+
+
+def contradiction(typed: dict) -> list[Finding]:
+    """A folder that brings the files, and nodes that fetch them."""
+    if not typed["k3s_downloads_on_nodes"] or typed["k3s_bundle_dir"] == bundle_folder.cache():
+        return []
+    wanted, seen = (
+        "false with k3s_bundle_dir, whose files are copied to the nodes",
+        f"true, and {typed['k3s_bundle_dir']}",
+    )
+    return [Finding("variable k3s_downloads_on_nodes", wanted, seen, "leave one of the two out and run again")]
+
+
+def downloading(decided: dict, rows: Sequence[dict]) -> list[str]:
+    """What nodes are about to fetch themselves. decided: of k3s, by host. rows: of the lock."""
+    hosts = [host for host, mine in decided.items() if any("url" in item for item in mine["files"] + mine["packages"])]
+    sources = [f"{row['name']} {row['version']} from {row.get('url') or row['reference']}" for row in rows]
+    return [f"{core_text.listing(hosts)}: what is lacking is fetched there, {'; '.join(sources)}"] if hosts else []
 
 
 def lacking_on(nodes: list[dict], bundle: dict, folder: str, lock: dict) -> list[dict]:

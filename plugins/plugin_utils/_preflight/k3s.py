@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding, at
+from ...module_utils._driver import packages
 from ...module_utils._k3s import config as k3s
 from ...module_utils._k3s.plan import stale
 from .._bundle import folder as bundle_folder
@@ -550,7 +551,7 @@ def _ownership(node: dict, decided: dict, report, notes: list[str]) -> None:
 def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changing_version: bool, report) -> None:
     """What the node needs from the bundle, and whether this run may install it."""
     seen, host, typed = node["state"], node["host"], node["variables"]
-    decided["files"], decided["packages"] = [], []
+    decided["files"], decided["packages"], decided["packages_command"] = [], [], []
     if bundle is None:
         return
     row = bundle_folder.file_for(bundle, "k3s", seen["architecture"])
@@ -568,7 +569,7 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
     if installed and not same_version(installed, row["version"]) and not changing_version:
         step = "change versions with playbooks/upgrade_k3s.yml, one node at a time"
         report(host, Finding("k3s", f"{row['version']} as in the bundle", f"{installed} installed", step))
-    wanted = [{"src": row["path"], "dest": k3s.BINARY, "mode": "0755", "sha256": row["sha256"]}]
+    wanted = [_file(row, k3s.BINARY, "0755", typed)]
     for archive in bundle_folder.archives_for(bundle, seen["architecture"]):
         dest = f"{k3s.IMAGES}/{archive['path'].rpartition('/')[2]}"
         wanted.append({"src": archive["path"], "dest": dest, "mode": "0644", "sha256": archive["sha256"]})
@@ -579,7 +580,17 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
         if policy is None:
             report(host, bundle_folder.missing_file(bundle, name, architecture, folder, distribution))
         else:
-            decided["packages"] = [{"src": policy["path"], "sha256": policy["sha256"]}]
+            decided["packages"] = [_file(policy, f"/var/cache/{policy['path'].rpartition('/')[2]}", "0644", typed)]
+            decided["packages_command"] = [
+                *packages.apart_command([decided["packages"][0]["dest"]]),
+                "--setopt=localpkg_gpgcheck=False",
+            ]
+
+
+def _file(row: dict, dest: str, mode: str, typed: dict) -> dict:
+    """A file for a node, with its address where the node fetches it itself."""
+    source = {"url": row["url"]} if typed["downloads_on_nodes"] and "url" in row else {}
+    return {"src": row["path"], "dest": dest, "mode": mode, "sha256": row["sha256"], **source}
 
 
 def same_version(installed: str, wanted: str) -> bool:
@@ -588,8 +599,9 @@ def same_version(installed: str, wanted: str) -> bool:
 
 
 def needed(decisions: dict, bundle: dict) -> list[dict]:
-    """Rows of the bundle that a node is about to get: only those are read and checksummed."""
-    paths = {item["src"] for decided in decisions.values() for item in [*decided["files"], *decided["packages"]]}
+    """Rows of the bundle that a node is about to get from the controller: only those are read and checksummed."""
+    items = [item for decided in decisions.values() for item in [*decided["files"], *decided["packages"]]]
+    paths = {item["src"] for item in items if "url" not in item}
     rows = [*(bundle.get("files") or []), *(bundle.get("images") or [])]
     return [row for row in rows if row["path"] in paths]
 

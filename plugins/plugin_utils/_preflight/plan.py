@@ -17,6 +17,7 @@ from ...module_utils._device_plugin import config
 from ...module_utils._device_plugin import dra as plugin_dra
 from ...module_utils._device_plugin import objects as plugin_objects
 from ...module_utils._device_plugin import plan as plugin_plan
+from ...module_utils._driver import packages
 from .._bundle import cni
 from .._bundle import folder as bundle_folder
 from .._core.rails import dra_rails, network_rails
@@ -39,7 +40,8 @@ class Run(NamedTuple):
     variables are invalid, are left out instead of stopping the run. lacking: {tool: collection that the controller
     does not have}.
     fetch: what the controller's cache, which is the bundle then, lacks: {files, wheels, described: bundle.yml once it
-    is filled, …}; what is in those files cannot be compared yet.
+    is filled, …}; what is in those files cannot be compared yet. downloads: rows of the lock that nodes fetch
+    themselves, see _bundle.folder.
     """
 
     roles: Sequence[str]
@@ -59,6 +61,7 @@ class Run(NamedTuple):
     upgrade: bool = False
     partial: bool = False
     fetch: Mapping[str, Any] = {}
+    downloads: Sequence[dict] = ()
 
 
 def plan(nodes: list[dict], run: Run) -> dict:
@@ -186,6 +189,7 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
             + outcome["notes"]
             + [f"to verify traffic, {name} installs {', '.join(tools[name])}" for name in tools],
             "tools": tools,
+            "tools_command": packages.apart_command(tools.get(packages.DNF, [])),
             "rail_map": rail_map.of_node(facts, typed),
             "driver": (facts.get("driver") or {}).get("explanation"),
         }
@@ -221,18 +225,20 @@ def _rules(role: str, nodes: list[dict], run: Run, made: dict) -> None:
 def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
     given = [_k3s_node(node, run) for node in nodes]
     bundle, wrong = (run.fetch["described"], []) if run.fetch else needs.read(run.bundle)
-    where = run.bundle or ""
+    bundle, where = bundle_folder.with_downloads(bundle, run.downloads), run.bundle or ""
     outside = [_k3s_node(node, run) for node in run.outside]
     decided = k3s.decide(given, bundle, where, run.upgrade, run.now, run.groups["all"], outside)
     # A comparison changes nothing: it leaves out what could not be read.
     found = [row for row in decided["findings"] if not (run.partial and row["id"] == k3s.SILENT)]
     rows = wrong + found + _machines(nodes, run)
+    for node in nodes:
+        rows += at(node["host"], needs.contradiction(node["variables"]))
     if bundle is not None:
         rows += needs.lacking_on(given, bundle, where, run.lock)
     if bundle is not None and not run.fetch:
         rows += at(CONTROLLER, bundle_folder.damaged(where, k3s.needed(decided["nodes"], bundle)))
     _add(made, "k3s", rows + (k3s.upgrade(decided["nodes"]) if run.upgrade else []))
-    made["notes"] += decided["notes"]
+    made["notes"] += decided["notes"] + needs.downloading(decided["nodes"], run.downloads)
     for name, decision in decided["nodes"].items():
         made["hosts"][name]["k3s"] = decision
 
@@ -289,7 +295,10 @@ def _cni_plugins(nodes: list[dict], run: Run, made: dict) -> None:
         binaries, wrong = chosen[key]
         if sound:
             _add(made, "cni_plugins", at(node["host"], wrong))
-        made["hosts"][node["host"]]["cni_plugins"] = {"binaries": binaries}
+        architecture = cni.ARCHITECTURES.get(machine)
+        rows = run.downloads if typed["k3s_downloads_on_nodes"] else ()
+        sources = [row for row in rows if row["name"] in bundle_folder.READ and row["architecture"] == architecture]
+        made["hosts"][node["host"]]["cni_plugins"] = {"binaries": binaries, "sources": sources}
 
 
 def _firewall(nodes: list[dict], run: Run, made: dict) -> None:

@@ -176,47 +176,59 @@ def test_a_bare_node_is_predicted_set_up_left_alone_and_healed(tmp_path):
     assert (root / "etc/gpufabric-rdma/node-ready.token").stat().st_mode & 0o777 == 0o600
 
 
-def test_without_a_bundle_folder_the_controllers_cache_is_filled_once(tmp_path):
-    """Check mode fetches nothing; a damaged file is fetched again; the nodes get what was fetched."""
-    site, cache = PodNetwork(tmp_path), tmp_path / "cache/gpufabric.rdma"
-    cluster_roles = {"name": "gpufabric.rdma.discovery", "rolespec_validate": False}
-    tasks = [
-        {"ansible.builtin.include_role": cluster_roles, "vars": {"__discovery_roles": ["k3s", "cni_plugins"]}},
-        {"ansible.builtin.include_role": {"name": "gpufabric.rdma.cni_plugins"}, "when": "not ansible_check_mode"},
-    ]
-    play = {"name": "Nodes", "hosts": "gpu_nodes", "gather_facts": False, "any_errors_fatal": True, "tasks": tasks}
-    (tmp_path / "play.yml").write_text(json.dumps([play]))
-    site.hosts["node1"]["k3s_node_ip"], site.hosts["node2"]["k3s_node_ip"] = "198.18.1.2", "198.18.0.15"
+class Fetching:
+    """Two nodes, a mirror with what they cannot pull, and a play that reads, plans and installs some of it."""
 
-    def run(*words):
-        return running.play(tmp_path, "-i", "hosts.json", "play.yml", *words, XDG_CACHE_HOME=str(cache.parent))
-
-    with serving(tmp_path / "mirror") as address:
-        digest = push(tmp_path / "mirror", "f/flannel-cni-plugin", "flannel", program())
+    def __init__(self, folder, address, mirror):
+        self.site, self.folder, self.cache = PodNetwork(folder), folder, folder / "cache/gpufabric.rdma"
+        cluster_roles = {"name": "gpufabric.rdma.discovery", "rolespec_validate": False}
+        software = {"name": "gpufabric.rdma.k3s", "tasks_from": "software", "rolespec_validate": False}
+        real = "not ansible_check_mode"
+        tasks = [
+            {"ansible.builtin.include_role": cluster_roles, "vars": {"__discovery_roles": ["k3s", "cni_plugins"]}},
+            {"ansible.builtin.include_role": {"name": "gpufabric.rdma.cni_plugins"}, "when": real},
+            {"ansible.builtin.include_role": software, "when": [real, "k3s_downloads_on_nodes | default(false)"]},
+        ]
+        play = {"name": "Nodes", "hosts": "gpu_nodes", "gather_facts": False, "any_errors_fatal": True, "tasks": tasks}
+        (folder / "play.yml").write_text(json.dumps([play]))
+        addresses = {"node1": "198.18.1.2", "node2": "198.18.0.15"}
+        for name, ip in addresses.items():
+            self.site.hosts[name]["k3s_node_ip"] = ip
+        digest = push(mirror, "f/flannel-cni-plugin", "flannel", program())
         rows = []
         for name, file in (("k3s", "k3s"), ("cni-plugins", "cni.tgz")):
-            data = (tmp_path / "bundle" / file).read_bytes()
-            (tmp_path / "mirror" / file).write_bytes(data)
+            data = (folder / "bundle" / file).read_bytes()
+            (mirror / file).write_bytes(data)
             of_file = {"url": f"https://example.org/{file}", "sha256": hashlib.sha256(data).hexdigest()}
             row = {"name": name, "version": "v1", "kind": "binary", "used_by": "k3s"}
             rows.append({**row, "files": [{"architecture": "amd64", **of_file}]})
         image = {"name": "flannel-cni-plugin", "version": "v1", "used_by": "flannel", "digests": {"index": digest}}
         images = [{**image, "reference": "ghcr.io/f/flannel-cni-plugin:v1"}]
-        lock = {"origin": "own", "artifacts": rows, "images": images}
-        (tmp_path / "lock.yml").write_text(json.dumps(lock))
+        (folder / "lock.yml").write_text(json.dumps({"origin": "own", "artifacts": rows, "images": images}))
         mirrors = {"https://example.org": address, "ghcr.io": address}
-        given = {"bundle_lock": str(tmp_path / "lock.yml"), "bundle_mirrors": mirrors, "k3s_bundle_dir": None}
-        site.variables |= {**given, "k3s_cluster_cidr": "10.43.0.0/16"}
-        site.write()
-        code, output = run()
+        given = {"bundle_lock": str(folder / "lock.yml"), "bundle_mirrors": mirrors, "k3s_bundle_dir": None}
+        self.site.variables |= given
+
+    def run(self, *words, **variables):
+        """Exit code and output, on one line."""
+        self.site.variables |= variables
+        self.site.write()
+        environment = {"XDG_CACHE_HOME": str(self.cache.parent)}
+        code, output = running.play(self.folder, "-i", "hosts.json", "play.yml", *words, **environment)
+        return code, " ".join(output.split())
+
+
+def test_without_a_bundle_folder_the_controllers_cache_is_filled_once(tmp_path):
+    """Check mode fetches nothing; a damaged file is fetched again; the nodes get what was fetched."""
+    with serving(tmp_path / "mirror") as address:
+        fetching = Fetching(tmp_path, address, tmp_path / "mirror")
+        site, cache, run = fetching.site, fetching.cache, fetching.run
+        code, output = run(k3s_cluster_cidr="10.43.0.0/16")
         assert (code != 0, "k3s_service_cidr" in output, cache.exists()) == (True, True, False), output
 
         del site.variables["k3s_cluster_cidr"]
-        site.write()
         code, output = run("--check")
-        assert (code, f"{cache} is filled first" in " ".join(output.split()), cache.exists()) == (0, True, False), (
-            output
-        )
+        assert (code, f"{cache} is filled first" in output, cache.exists()) == (0, True, False), output
         code, output = run()
         assert code == 0, output
         described = json.loads((cache / "bundle.yml").read_text().partition("\n")[2])
@@ -227,6 +239,33 @@ def test_without_a_bundle_folder_the_controllers_cache_is_filled_once(tmp_path):
     assert (cache / "files/amd64/k3s").read_bytes() == b"program"
     code, output = run()
     assert (code, output.count("changed=0")) == (0, 2), output
+
+
+def test_nodes_fetch_what_they_need_themselves_on_request(tmp_path):
+    """Not beside a bundle folder; nothing with another sum; a settled node without a request."""
+    with serving(tmp_path / "mirror") as address:
+        fetching, k3s = Fetching(tmp_path, address, tmp_path / "mirror"), "usr/local/bin/k3s"
+        nodes, run = fetching.site.nodes.values(), fetching.run
+        code, output = run(k3s_downloads_on_nodes=True, k3s_bundle_dir=str(tmp_path / "bundle"))
+        assert (code != 0, "variable k3s_downloads_on_nodes" in output) == (True, True), output
+        code, output = run("--check", k3s_bundle_dir=None)
+        assert (code, f"k3s v1 from {address}/k3s" in output, fetching.cache.exists()) == (0, True, False), output
+
+        (tmp_path / "mirror/k3s").write_bytes(b"another")
+        code, output = run()
+        assert (code != 0, f"{address}/k3s with sha256" in output) == (True, True), output
+        assert not any((root / k3s).exists() for root in nodes)
+        (tmp_path / "mirror/k3s").write_bytes(b"program")
+        code, output = run()
+        assert code == 0, output
+        assert {(root / k3s).read_bytes() for root in nodes} == {b"program"}
+        assert all((root / "opt/cni/bin" / name).is_file() for root in nodes for name in ("flannel", "bridge"))
+        assert [path.name for path in (fetching.cache / "files/amd64").iterdir() if path.name == "k3s"] == []
+    code, output = run()
+    assert (code, output.count("changed=0")) == (0, 2), output
+    (fetching.site.nodes["node2"] / "opt/cni/bin/bridge").unlink()
+    code, output = run()
+    assert (code != 0, f"{address}/cni.tgz" in output, "failed=1" in output) == (True, True, True), output
 
 
 # --- all roles of host and cluster ------------------------------------------------------------------------------------

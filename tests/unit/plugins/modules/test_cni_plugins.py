@@ -135,10 +135,10 @@ class Node:
         self.archive.write_bytes(cni.packed(programs))
         self.binaries = cni.wanted(programs)
 
-    def call(self, archive=True, check=False, binaries=None):
+    def call(self, archive=True, check=False, binaries=None, **more):
         given = {"bundle": "/b", "names": [], "machine": "", "staged": str(self.archive.parent) if archive else None}
         binaries = self.binaries if binaries is None else binaries
-        return running.module(cni_plugins, check, root=str(self.root), binaries=binaries, **given)
+        return running.module(cni_plugins, check, root=str(self.root), binaries=binaries, **given, **more)
 
     def files(self):
         return {path.name: path.read_bytes() for path in self.directory.glob("*")} if self.directory.exists() else {}
@@ -204,11 +204,27 @@ def test_an_archive_with_another_program_leaves_the_old_one_and_a_damaged_record
     node.call()
     old, record = node.files(), node.root / plugins.RECORD[1:]
     with pytest.raises(Refused):
-        cni_plugins.place(f"{node.root}/opt/cni/bin/bridge", str(node.archive), {"bridge": "0" * 64})
+        cni_plugins.place(f"{node.root}/opt/cni/bin/bridge", str(node.archive.parent), "0" * 64)
     assert node.files() == old
     record.write_text("{")
     assert [change["action"] for change in node.call()["changes"]] == ["record"]
     assert sorted(json.loads(record.read_text())) == NAMES
+
+
+def test_a_node_fetches_only_archives_that_it_needs_and_installs_none_with_another_sum(node, bundle):
+    node.call()
+    (node.directory / "flannel").unlink()
+    rows = [row for row in bundle.files if row["architecture"] == "amd64"]
+    sources = [{**row, "url": f"file://{bundle.folder}/{row['path']}"} for row in rows]
+    sources[0]["url"] += ".absent"
+    wrong = node.call(archive=False, sources=[{**row, "sha256": "0" * 64} for row in sources])
+    assert (wrong["failed"], wrong["findings"][0]["object"]) == (True, "flannel-cni-plugin-amd64")
+    assert "flannel" not in node.files()
+    assert node.call(archive=False, sources=sources)["needs"] == []
+    assert node.files()["flannel"] == program(size=700)
+    (node.directory / "bridge").unlink()
+    absent = node.call(archive=False, sources=sources)
+    assert absent["findings"][0]["object"] == "cni-plugins-amd64"
 
 
 @pytest.fixture

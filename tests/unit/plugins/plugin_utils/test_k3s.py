@@ -401,6 +401,19 @@ def test_only_what_a_node_lacks_is_sent_to_it():
     assert sent(sums={**sums, config.BINARY: "1" * 64}, version="v1.35.8+k3s1") == [config.BINARY]
 
 
+def test_a_node_that_fetches_its_files_gets_their_addresses_and_none_of_the_controllers():
+    names = ("k3s", "k3s-selinux")
+    rows = [{**bundle()["files"][0], "name": name, "path": name, "url": f"https://r/{name}"} for name in names]
+    seen = {"selinux": "enforcing", "family": "rhel", "distribution": "rhel9"}
+    held = bundle(files=rows)
+    for own, urls, needed in ((True, [row["url"] for row in rows], []), (False, [None, None], [*names])):
+        decided = decide(node(seen=seen, downloads_on_nodes=own), held=held)["nodes"]
+        mine = decided["node1"]["files"] + decided["node1"]["packages"]
+        assert [item.get("url") for item in mine] == urls
+        assert [row["name"] for row in k3s.needed(decided, held)] == needed
+        assert "/var/cache/k3s-selinux" in decided["node1"]["packages_command"]
+
+
 LABELS = {"feature.node.kubernetes.io/rdma.capable", "feature.node.kubernetes.io/pci-15b3.present"}
 
 

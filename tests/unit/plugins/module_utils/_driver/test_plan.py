@@ -20,6 +20,7 @@ BASE = "mlnx-ofed-kernel"
 
 
 KEY = "AB" * 20
+BOUNDS = "--setopt=timeout=10 --setopt=retries=2"
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_a_fresh_apt_node(wanted):
 def test_the_whole_order_on_rhel(wanted, version, kernel):
     old = {"mlnx-ofa_kernel": "24.10-OFED.24.10.2.1.8.1", "kmod-mlnx-ofa_kernel": "24.10", "gcc": "11", "make": "4"}
     node = state("dnf", rhel(version), "mlnx_ofed", old, kernels=[kernel], headers={kernel: False})
-    trial, quiet = "dnf --setopt=reposdir=TRIAL/repos", "--setopt=install_weak_deps=False"
+    trial, quiet = "dnf --setopt=reposdir=TRIAL/repos", f"{BOUNDS} --setopt=install_weak_deps=False"
     tools = f"kernel-devel-{kernel} dkms elfutils-libelf-devel"
     assert carried_out(node, {**wanted, "remove_allowed": True}) == [
         f"{trial} install --assumeno {quiet} {tools}",
@@ -132,7 +133,7 @@ def test_a_closed_nvidia_driver_is_rebuilt_on_consent_after_the_stack(wanted):
     tools = dict.fromkeys(["dkms", "gcc", "make", "elfutils-libelf-devel"], "1")
     node = state("dnf", rhel(), installed=tools, builds=NVIDIA, nvidia={"closed": True, "stale": None})
     done = carried_out(node, {**wanted, "nvidia_rebuild_allowed": True})
-    assert done[-5] == "dnf install --assumeyes --setopt=install_weak_deps=False doca-ofed-3.2.1*"
+    assert done[-5] == f"dnf install --assumeyes {BOUNDS} --setopt=install_weak_deps=False doca-ofed-3.2.1*"
     # It is built beside the old one before that goes.
     assert [line.split(" -")[0] for line in done[-4:]] == ["dkms add", "dkms build", "dkms remove", "dkms install"]
     assert "--dkmstree TRIAL" in done[-3]
@@ -357,7 +358,13 @@ def test_the_files_that_are_written(text, wanted):
 
 APT_INSTALL = "apt-get install --yes --no-install-recommends -o Dpkg::Options::=--force-confold"
 COMMANDS = [
-    ("dnf", packages.restore_command, ["rdma-core"], "dnf distro-sync --assumeyes rdma-core"),
+    ("dnf", packages.restore_command, ["rdma-core"], f"dnf distro-sync --assumeyes {BOUNDS} rdma-core"),
+    (
+        "dnf",
+        lambda _dnf, names: packages.apart_command(names),
+        ["a-1"],
+        f"dnf install --assumeyes {BOUNDS} --setopt=install_weak_deps=False a-1 --setopt=skip_if_unavailable=True",
+    ),
     ("apt", packages.install_command, ["a=1"], f"{APT_INSTALL} a=1"),
     ("apt", packages.remove_command, ["a", "b"], "apt-get purge --yes a b"),
 ]
