@@ -189,7 +189,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="labctl",
         description="The lab: two virtual machines with a real RDMA kernel stack, joined by cables on loopback.",
-        epilog="Environment: LAB_PORT_BASE (22220: ssh on +1 and +2, cables on +11 to +32), LAB_DIR (.lab), "
+        epilog="Environment: LAB_PORT_BASE (22220: ssh on +1 and +2, cables on +11 to +92), LAB_DIR (.lab), "
         "LAB_ACCEL (auto, tcg, kvm), LAB_MEMORY_MIB (3072, each node), LAB_NODES (node1 node2), LAB_DISKS (FILE:FILE, "
         "read-only, each node), LAB_CLUSTER (auto; release, testbed, none).",
     )

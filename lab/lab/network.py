@@ -5,6 +5,7 @@ import socket
 from . import cpio, ssh
 from .settings import CABLES, NICS, LabError, Settings
 
+RAILS = list(CABLES)[1:]
 # Where a node reaches the mirror on this machine's loopback; the user network lets it out nowhere else.
 MIRROR = "10.0.2.100"
 
@@ -14,17 +15,19 @@ def mac(number: int, nic: str) -> str:
 
 
 def arguments(settings: Settings, number: int) -> list[str]:
-    """eth0 and eth1 sit on the root bus; eth2 and eth3 each behind a host bridge of their own NUMA node."""
+    """eth0 and eth1 sit on the root bus; eth2, eth3 and all others each behind a host bridge."""
     mirror = f"guestfwd=tcp:{MIRROR}:443-cmd:socat STDIO TCP4:127.0.0.1:{settings.mirror_port}"
     ssh_in = f"hostfwd=tcp:127.0.0.1:{settings.ssh_port(number)}-:22"
     found = [
         "-netdev", f"user,id=net-eth0,restrict=on,ipv6=off,{ssh_in},{mirror}",
         "-device", f"virtio-net-pci,id=eth0,netdev=net-eth0,mac={mac(number, 'eth0')},bus=pcie.0,romfile=",
     ]  # fmt: skip
-    for numa, nic in enumerate(("eth2", "eth3")):
-        bridge = ("pxb-pcie", f"id=pxb{numa}", f"bus_nr={64 + 64 * numa}", f"numa_node={numa}", "bus=pcie.0")
-        port = ("pcie-root-port", f"id=port-{nic}", f"bus=pxb{numa}", f"chassis={numa + 1}")
-        found += ["-device", ",".join(bridge), "-device", ",".join(port)]
+    for place, nics in enumerate((["eth2"], ["eth3"], RAILS[2:])):
+        bridge = ("pxb-pcie", f"id=pxb{place}", f"bus_nr={64 + 64 * place}", f"numa_node={place % 2}", "bus=pcie.0")
+        found += ["-device", ",".join(bridge)]
+        for nic in nics:
+            port = ("pcie-root-port", f"id=port-{nic}", f"bus=pxb{place}", f"chassis={CABLES[nic]}")
+            found += ["-device", ",".join(port)]
     for nic, cable in CABLES.items():
         here, there = settings.cable_ports(cable, number)
         end = "type=inet", "host=127.0.0.1"

@@ -13,7 +13,7 @@ NUMBERS = {"node1": 1, "node2": 2}
 # LAB_NODES=node1 makes a lab of one node; its cables then lead nowhere.
 NODES = {name: NUMBERS[name] for name in os.environ.get("LAB_NODES", "").split() if name in NUMBERS} or NUMBERS
 # eth0 is QEMU's user network (SSH from the controller); the others are cables to the other node.
-CABLES = {"eth1": 1, "eth2": 2, "eth3": 3}
+CABLES = {f"eth{number}": number for number in range(1, 10)}
 NICS = ("eth0", *CABLES)
 PRISTINE = "ready"
 # About 1 cold boot in 30 hangs early under emulation: without a sign of life for this long it gets one retry.

@@ -70,8 +70,8 @@ SESSION = "systemd-run --quiet --collect --unit=lab-session bash -c 'exec 3<>/de
 VRF = [
     "ip link add lab-vrf type vrf table 4242",
     "ip link set lab-vrf up",
-    "ip link set dm7 master lab-vrf",
-    "ip route add default dev dm7 table 4242",
+    "ip link set eth9 master lab-vrf",
+    "ip route add default dev eth9 table 4242",
 ]
 
 
@@ -90,7 +90,7 @@ def used(nodes):
     ("on", "steps", "undo", "wanted"),
     [
         pytest.param(1, [f"ip route add {ECMP}"], ["ip route del default metric 4242"], {"eth2", "eth3"}, id="ECMP"),
-        pytest.param(1, VRF, ["ip link set dm7 nomaster", "ip link del lab-vrf"], {"dm7"}, id="VRF"),
+        pytest.param(1, VRF, ["ip link set eth9 nomaster", "ip link del lab-vrf"], {"eth9"}, id="VRF"),
         pytest.param(0, [SESSION, "sleep 1"], ["systemctl stop lab-session"], {"eth2"}, id="SSH at the HCA's address"),
     ],
 )

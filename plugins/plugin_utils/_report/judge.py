@@ -174,7 +174,7 @@ def failures(judged: list[dict], status: str = "failed") -> list[dict]:
         if cause and (node["host"], cause) in roots:
             following.append((node, item))
             continue
-        key = (item.get("failure") or item["id"], item["next_step"])
+        key = (item.get("failure"), item["next_step"], "" if item["next_step"] else item["id"])
         group = groups.setdefault(key, {"failure": item.get("failure"), "root": False, "members": [], "follows": []})
         group["root"] = group["root"] or bool(item.get("root"))
         group["members"].append((node, item))
