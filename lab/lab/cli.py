@@ -45,10 +45,8 @@ class Lab:
         for error in failed:
             if not isinstance(error, LabError):
                 raise error
-        if len(failed) > 1:
-            raise LabErrors(failed)
         if failed:
-            raise failed[0]
+            raise LabErrors(failed)
 
     def up(self) -> None:
         """Running nodes stay as they are, stopped ones boot from their disk, missing ones are made and saved."""
@@ -261,19 +259,13 @@ def main(arguments: list[str]) -> int:
 
 
 def change(lab: Lab, given: argparse.Namespace) -> None:
-    if given.command == "up":
-        lab.up_with_bundle() if given.bundle else lab.up()
-    elif given.command == "image":
-        print(image.ensure(lab.settings).folder)
-    elif given.command == "bundle":
-        cluster.fill(lab.settings)
-    elif given.command == "down":
-        lab.down(given.keep_image)
-    elif given.command == "snapshot":
-        lab.snapshot(given.name)
-    elif given.command == "restore":
-        lab.restore(given.name)
-    elif given.command == "link":
-        lab.link(given.node, given.nic, given.how)
-    else:
-        lab.power(given.node, given.how)
+    {
+        "up": lambda: lab.up_with_bundle() if given.bundle else lab.up(),
+        "image": lambda: print(image.ensure(lab.settings).folder),
+        "bundle": lambda: cluster.fill(lab.settings),
+        "down": lambda: lab.down(given.keep_image),
+        "snapshot": lambda: lab.snapshot(given.name),
+        "restore": lambda: lab.restore(given.name),
+        "link": lambda: lab.link(given.node, given.nic, given.how),
+        "power": lambda: lab.power(given.node, given.how),
+    }[given.command]()

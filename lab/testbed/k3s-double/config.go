@@ -33,8 +33,6 @@ type Config struct {
 	Server            string `json:"server,omitempty"`
 	Token             string `json:"token,omitempty"`
 	TokenFile         string `json:"token-file,omitempty"`
-	AgentToken        string `json:"agent-token,omitempty"`
-	AgentTokenFile    string `json:"agent-token-file,omitempty"`
 	DataDir           string `json:"data-dir,omitempty"`
 	KubeconfigMode    string `json:"write-kubeconfig-mode,omitempty"`
 	SecretsEncryption bool   `json:"secrets-encryption,omitempty"`

@@ -228,21 +228,10 @@ func writeTokens(config *Config, dir, hash string) (string, error) {
 			secret = hex.EncodeToString(random)
 		}
 	}
-	agent := config.AgentToken
-	if config.AgentTokenFile != "" {
-		data, err := os.ReadFile(config.AgentTokenFile)
-		if err != nil {
-			return "", err
-		}
-		agent = strings.TrimSpace(string(data))
-	}
-	if agent == "" {
-		agent = secret
-	}
-	lines := fmt.Sprintf("%s,k3s-node,node,\"system:bootstrappers\"\n", agent)
+	lines := fmt.Sprintf("%s,k3s-node,node,\"system:bootstrappers\"\n", secret)
 	for name, text := range map[string]string{
 		"secret": secret, "token": "K10" + hash + "::server:" + secret + "\n",
-		"agent-token": "K10" + hash + "::node:" + agent + "\n", "tokens.csv": lines,
+		"agent-token": "K10" + hash + "::node:" + secret + "\n", "tokens.csv": lines,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			return "", err
