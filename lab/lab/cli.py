@@ -161,9 +161,8 @@ class Lab:
         for node in self.nodes:
             record = node.record()
             on = node.pid()
-            state = (
-                "missing" if not node.disk.exists() else "off" if not on else "up" if node.reachable() else "no sshd"
-            )
+            running = "off" if not on else "up" if ssh.banner(node.port) else "no sshd"
+            state = running if node.disk.exists() else "missing"
             disk = str(node.disk.stat().st_blocks * 512 // 2**20) if node.disk.exists() else "-"
             cables = " ".join(record.get("cables_out") or ()) if on else ""
             row = (node.name, state, f"127.0.0.1:{node.port}", record["accelerator"], record["image"], disk, cables)

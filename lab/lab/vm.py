@@ -302,11 +302,6 @@ class Node:
         out = set(self.record().get("cables_out") or ()) - {nic} | (set() if up else {nic})
         (self.folder / "node.json").write_text(json.dumps({**self.record(), "cables_out": sorted(out)}))
 
-    def reachable(self) -> bool:
-        with contextlib.suppress(OSError, socket.timeout):
-            return ssh.banner(self.port)
-        return False
-
 
 class Qmp:
     """One conversation over the control socket of one node's QEMU, as little of it as the lab needs."""

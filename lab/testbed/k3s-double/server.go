@@ -138,7 +138,7 @@ func runServer() error {
 		"--service-account-key-file=" + tls.path("service.key"), "--service-account-signing-key-file=" + tls.path("service.key"),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=" + unusedAdmission,
 		"--enable-priority-and-fairness=false", "--token-auth-file=" + tokens,
-		"--advertise-address=" + config.AdvertiseAddress, "--profiling=false",
+		"--advertise-address=" + config.NodeIP, "--profiling=false",
 		// Counting and sizing the objects of each type once a minute is wasted work, and on a starved node it
 		// only times out and begins again. Priority and fairness, which would use the numbers, is off.
 		"--etcd-count-metric-poll-period=0", "--feature-gates=SizeBasedListCostEstimate=false",
@@ -265,7 +265,7 @@ func startEtcd(dir, clients, peers string) error {
 	config := embed.NewConfig()
 	config.Dir = dir
 	config.LogLevel = "error"
-	config.UnsafeNoFsync = os.Getenv("K3S_DOUBLE_FSYNC") == ""
+	config.UnsafeNoFsync = true
 	config.TickMs, config.ElectionMs = 500, 5000
 	client, _ := url.Parse("http://" + clients)
 	peer, _ := url.Parse("http://" + peers)
