@@ -187,8 +187,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="labctl",
         description="The lab: two virtual machines with a real RDMA kernel stack, joined by cables on loopback.",
         epilog="Environment: LAB_PORT_BASE (22220: ssh on +1 and +2, cables on +11 to +32), LAB_DIR (.lab), "
-        "LAB_ACCEL (auto, tcg, kvm), LAB_MEMORY_MIB (3072, each node), LAB_NODES (node1 node2), LAB_DISKS (FILE:FILE, "
-        "read-only, each node), LAB_CLUSTER (auto; release, testbed, none).",
+        "LAB_ACCEL (auto, tcg, kvm), LAB_MEMORY_MIB (3072, each node), LAB_NODES (node1 node2), LAB_CLUSTER (auto; "
+        "release, testbed, none).",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="build the image once, boot both nodes or reuse them")

@@ -100,16 +100,7 @@ class Node:
             "-device", "virtio-blk-pci,drive=disk",
             "-device", "virtio-rng-pci",
             *network.arguments(self.settings, self.number),
-            *self.further_disks(),
         ]  # fmt: skip
-
-    def further_disks(self) -> list[str]:
-        """Last on the bus, so that the devices before them keep their slots. Snapshots skip read-only disks."""
-        found = []
-        for number, disk in enumerate(self.settings.disks, 1):
-            found += ["-drive", f"if=none,id=disk{number},file={disk},format=raw,readonly=on"]
-            found += ["-device", f"virtio-blk-pci,drive=disk{number},bus=pcie.0"]
-        return found
 
     def stop(self) -> None:
         """Pulls the plug. Connections of SSH clients end with the process, so none is left hanging."""
