@@ -203,11 +203,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     commands.add_parser("bundle", help="fill the bundle folder of the lab's cluster (LAB_CLUSTER)")
     build = commands.add_parser("programs", help="build the test bed's programs from Go modules and say where they are")
     build.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(programs.PARTS)} (all)")
-    for name, text in (
-        ("snapshot", "save both nodes as they are now"),
-        ("restore", f"take both nodes back ({PRISTINE}: first boot)"),
-    ):
-        commands.add_parser(name, help=text).add_argument("name")
+    commands.add_parser("snapshot", help="save both nodes as they are now").add_argument("name")
+    commands.add_parser("restore", help=f"take both nodes back ({PRISTINE}: first boot)").add_argument("name")
     link = commands.add_parser("link", help="pull a cable or plug it in again")
     link.add_argument("node", choices=NODES)
     link.add_argument("nic", choices=CABLES)

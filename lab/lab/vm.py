@@ -14,7 +14,7 @@ from typing import Any
 from . import network, ssh
 from .accelerator import QEMU
 from .image import Image
-from .settings import BOOT_SECONDS, CABLES, PRISTINE, STALL_SECONDS, LabError, Settings, say
+from .settings import BOOT_SECONDS, CABLES, PRISTINE, STALL_SECONDS, LabError, Settings, run, say
 
 # Drivers of devices that QEMU's q35 board and CPU always have and no lab node needs; each costs udev time at boot.
 BLACKLIST = (
@@ -131,9 +131,8 @@ class Node:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.disk.unlink(missing_ok=True)
         backing = os.path.relpath(image.disk, self.folder)
-        subprocess.run(
-            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", backing, "-F", "raw", str(self.disk)], check=True
-        )
+        words = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", backing, "-F", "raw", str(self.disk)]
+        run(words, f"{self.name}: disk", "lab/labctl down")
         (self.folder / "node.json").write_text(json.dumps({"image": image.name, "accelerator": None}))
         image.claim(self.folder)
 
@@ -162,14 +161,8 @@ class Node:
     def snapshots(self) -> list[str]:
         if not self.disk.exists():
             return []
-        done = subprocess.run(
-            ["qemu-img", "info", "-U", "--output=json", str(self.disk)],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=self.folder,
-        )
-        return [snapshot["name"] for snapshot in json.loads(done.stdout).get("snapshots", [])]
+        told = run(["qemu-img", "info", "-U", "--output=json", str(self.disk)], f"{self.name}: disk", "lab/labctl down")
+        return [snapshot["name"] for snapshot in json.loads(told).get("snapshots", [])]
 
     def save(self, name: str) -> None:
         with self.qmp() as qmp:
