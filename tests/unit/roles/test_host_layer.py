@@ -75,7 +75,7 @@ def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
     assert changes(done) >= written | {enabled(paths.OWN_LINKS_UNIT)[0]}
     for path in written:
         mode, text = settled[path.lstrip("/")]
-        assert (mode, text.startswith(paths.HEADER + "\n")) == (0o644, True), path
+        assert (mode, text.startswith(f"{paths.HEADER}\n".encode())) == (0o644, True), path
     for result in results(checked)["node"].values():
         made = [change["after"].strip() for change in result.get("changes", [])]
         assert [entry["after"].strip() for entry in result.get("diff") or []] == made
