@@ -45,10 +45,8 @@ class Lab:
         for error in failed:
             if not isinstance(error, LabError):
                 raise error
-        if len(failed) > 1:
-            raise LabErrors(failed)
         if failed:
-            raise failed[0]
+            raise LabErrors(failed)
 
     def up(self) -> None:
         """Running nodes stay as they are, stopped ones boot from their disk, missing ones are made and saved."""
@@ -163,9 +161,8 @@ class Lab:
         for node in self.nodes:
             record = node.record()
             on = node.pid()
-            state = (
-                "missing" if not node.disk.exists() else "off" if not on else "up" if node.reachable() else "no sshd"
-            )
+            running = "off" if not on else "up" if ssh.banner(node.port) else "no sshd"
+            state = running if node.disk.exists() else "missing"
             disk = str(node.disk.stat().st_blocks * 512 // 2**20) if node.disk.exists() else "-"
             cables = " ".join(record.get("cables_out") or ()) if on else ""
             row = (node.name, state, f"127.0.0.1:{node.port}", record["accelerator"], record["image"], disk, cables)
@@ -190,8 +187,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="labctl",
         description="The lab: two virtual machines with a real RDMA kernel stack, joined by cables on loopback.",
         epilog="Environment: LAB_PORT_BASE (22220: ssh on +1 and +2, cables on +11 to +92), LAB_DIR (.lab), "
-        "LAB_ACCEL (auto, tcg, kvm), LAB_MEMORY_MIB (3072, each node), LAB_NODES (node1 node2), LAB_DISKS (FILE:FILE, "
-        "read-only, each node), LAB_CLUSTER (auto; release, testbed, none).",
+        "LAB_ACCEL (auto, tcg, kvm), LAB_MEMORY_MIB (3072, each node), LAB_NODES (node1 node2), LAB_CLUSTER (auto; "
+        "release, testbed, none).",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="build the image once, boot both nodes or reuse them")
@@ -206,11 +203,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     commands.add_parser("bundle", help="fill the bundle folder of the lab's cluster (LAB_CLUSTER)")
     build = commands.add_parser("programs", help="build the test bed's programs from Go modules and say where they are")
     build.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(programs.PARTS)} (all)")
-    for name, text in (
-        ("snapshot", "save both nodes as they are now"),
-        ("restore", f"take both nodes back ({PRISTINE}: first boot)"),
-    ):
-        commands.add_parser(name, help=text).add_argument("name")
+    commands.add_parser("snapshot", help="save both nodes as they are now").add_argument("name")
+    commands.add_parser("restore", help=f"take both nodes back ({PRISTINE}: first boot)").add_argument("name")
     link = commands.add_parser("link", help="pull a cable or plug it in again")
     link.add_argument("node", choices=NODES)
     link.add_argument("nic", choices=CABLES)
@@ -261,19 +255,13 @@ def main(arguments: list[str]) -> int:
 
 
 def change(lab: Lab, given: argparse.Namespace) -> None:
-    if given.command == "up":
-        lab.up_with_bundle() if given.bundle else lab.up()
-    elif given.command == "image":
-        print(image.ensure(lab.settings).folder)
-    elif given.command == "bundle":
-        cluster.fill(lab.settings)
-    elif given.command == "down":
-        lab.down(given.keep_image)
-    elif given.command == "snapshot":
-        lab.snapshot(given.name)
-    elif given.command == "restore":
-        lab.restore(given.name)
-    elif given.command == "link":
-        lab.link(given.node, given.nic, given.how)
-    else:
-        lab.power(given.node, given.how)
+    {
+        "up": lambda: lab.up_with_bundle() if given.bundle else lab.up(),
+        "image": lambda: print(image.ensure(lab.settings).folder),
+        "bundle": lambda: cluster.fill(lab.settings),
+        "down": lambda: lab.down(given.keep_image),
+        "snapshot": lambda: lab.snapshot(given.name),
+        "restore": lambda: lab.restore(given.name),
+        "link": lambda: lab.link(given.node, given.nic, given.how),
+        "power": lambda: lab.power(given.node, given.how),
+    }[given.command]()

@@ -35,7 +35,6 @@ class Settings:
     port_base: int
     memory_mib: int
     accelerator: str
-    disks: tuple[pathlib.Path, ...] = ()  # further disks of every node, read-only: /dev/vdb, /dev/vdc …
 
     @property
     def nodes(self) -> pathlib.Path:
@@ -80,9 +79,6 @@ def load() -> Settings:
             " ".join(wrong),
             "unset LAB_NODES or correct it",
         )
-    disks = tuple(pathlib.Path(name).absolute() for name in os.environ.get("LAB_DISKS", "").split(":") if name)
-    if absent := [str(disk) for disk in disks if not disk.is_file()]:
-        raise LabError("environment variable LAB_DISKS", "files", f"not there: {', '.join(absent)}", "correct it")
     state = pathlib.Path(os.environ.get("LAB_DIR") or CHECKOUT / ".lab").absolute()
     return Settings(
         state=state,
@@ -90,7 +86,6 @@ def load() -> Settings:
         port_base=number("LAB_PORT_BASE", 22220, 1024, 65500),
         memory_mib=number("LAB_MEMORY_MIB", 3072, 1024, 65536),
         accelerator=accelerator,
-        disks=disks,
     )
 
 

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 
 from .settings import NODES, LabError, Settings
+from .settings import run as run_here
 
 
 def prepare(settings: Settings) -> None:
@@ -16,25 +17,21 @@ def prepare(settings: Settings) -> None:
     settings.ssh.chmod(0o700)
     for key in ["id_ed25519", *(f"host_{name}" for name in NODES)]:
         if not (settings.ssh / key).exists():
-            command = [
-                "ssh-keygen",
-                "-q",
-                "-t",
-                "ed25519",
-                "-N",
-                "",
-                "-C",
-                f"gpufabric-lab {key}",
-                "-f",
-                str(settings.ssh / key),
-            ]
-            subprocess.run(command, check=True)
+            make_key(settings.ssh / key, f"gpufabric-lab {key}", f"remove {settings.ssh}")
     known = []
     for name, number in NODES.items():
         public = " ".join((settings.ssh / f"host_{name}.pub").read_text().split()[:2])
         known.append(f"[127.0.0.1]:{settings.ssh_port(number)} {public}\n")
     write(settings.ssh / "known_hosts", "".join(known))
     write(settings.ssh / "config", "\n".join(host_block(settings, name, number) for name, number in NODES.items()))
+
+
+def make_key(path: pathlib.Path, comment: str, next_step: str) -> str:
+    """Makes a pair of keys without a passphrase; returns the public one's line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    generate = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    run_here(generate, f"SSH key {path}", next_step)
+    return path.with_suffix(".pub").read_text()
 
 
 def write(path: pathlib.Path, text: str) -> None:
@@ -98,10 +95,10 @@ def run(settings: Settings, name: str, script: str, timeout: float = 60) -> subp
         return subprocess.CompletedProcess(arguments, 255, "", f"no answer within {timeout:.0f} s")
 
 
-def banner(port: int, timeout: float = 2) -> bool:
-    """Whether sshd itself answers: QEMU's user network takes the connection long before it runs."""
+def banner(port: int, timeout: float = 2, host: str = "127.0.0.1") -> bool:
+    """Whether sshd itself answers: QEMU's user network, or a socket, takes the connection long before it runs."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=timeout) as connection:
+        with socket.create_connection((host, port), timeout=timeout) as connection:
             return connection.recv(4) == b"SSH-"
     except OSError:
         return False

@@ -14,7 +14,7 @@ from typing import Any
 from . import network, ssh
 from .accelerator import QEMU
 from .image import Image
-from .settings import BOOT_SECONDS, CABLES, PRISTINE, STALL_SECONDS, LabError, Settings, say
+from .settings import BOOT_SECONDS, CABLES, PRISTINE, STALL_SECONDS, LabError, Settings, run, say
 
 # Drivers of devices that QEMU's q35 board and CPU always have and no lab node needs; each costs udev time at boot.
 BLACKLIST = (
@@ -100,16 +100,7 @@ class Node:
             "-device", "virtio-blk-pci,drive=disk",
             "-device", "virtio-rng-pci",
             *network.arguments(self.settings, self.number),
-            *self.further_disks(),
         ]  # fmt: skip
-
-    def further_disks(self) -> list[str]:
-        """Last on the bus, so that the devices before them keep their slots. Snapshots skip read-only disks."""
-        found = []
-        for number, disk in enumerate(self.settings.disks, 1):
-            found += ["-drive", f"if=none,id=disk{number},file={disk},format=raw,readonly=on"]
-            found += ["-device", f"virtio-blk-pci,drive=disk{number},bus=pcie.0"]
-        return found
 
     def stop(self) -> None:
         """Pulls the plug. Connections of SSH clients end with the process, so none is left hanging."""
@@ -140,9 +131,8 @@ class Node:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.disk.unlink(missing_ok=True)
         backing = os.path.relpath(image.disk, self.folder)
-        subprocess.run(
-            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", backing, "-F", "raw", str(self.disk)], check=True
-        )
+        words = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", backing, "-F", "raw", str(self.disk)]
+        run(words, f"{self.name}: disk", "lab/labctl down")
         (self.folder / "node.json").write_text(json.dumps({"image": image.name, "accelerator": None}))
         image.claim(self.folder)
 
@@ -171,14 +161,8 @@ class Node:
     def snapshots(self) -> list[str]:
         if not self.disk.exists():
             return []
-        done = subprocess.run(
-            ["qemu-img", "info", "-U", "--output=json", str(self.disk)],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=self.folder,
-        )
-        return [snapshot["name"] for snapshot in json.loads(done.stdout).get("snapshots", [])]
+        told = run(["qemu-img", "info", "-U", "--output=json", str(self.disk)], f"{self.name}: disk", "lab/labctl down")
+        return [snapshot["name"] for snapshot in json.loads(told).get("snapshots", [])]
 
     def save(self, name: str) -> None:
         with self.qmp() as qmp:
@@ -301,11 +285,6 @@ class Node:
         # QEMU does not report a link's state, so the record keeps it until QEMU starts again.
         out = set(self.record().get("cables_out") or ()) - {nic} | (set() if up else {nic})
         (self.folder / "node.json").write_text(json.dumps({**self.record(), "cables_out": sorted(out)}))
-
-    def reachable(self) -> bool:
-        with contextlib.suppress(OSError, socket.timeout):
-            return ssh.banner(self.port)
-        return False
 
 
 class Qmp:

@@ -17,24 +17,15 @@ from lab.image import RELEASE, apt_options, apt_sources
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "openssh-server", "python3", "iproute2", "kmod", "procps")
 # Nodes have their addresses before systemd starts and live for minutes: what waits, times or calls home stays asleep.
 MASKED = (
-    "apt-daily.timer",
-    "apt-daily-upgrade.timer",
-    "console-getty.service",
-    "dpkg-db-backup.timer",
-    "e2scrub_all.timer",
-    "e2scrub_reap.service",
-    "fstrim.timer",
-    "ssh.socket",
-    "systemd-logind.service",
-    "systemd-networkd.service",
-    "systemd-networkd.socket",
-    "systemd-timesyncd.service",
+    "apt-daily.timer apt-daily-upgrade.timer console-getty.service dpkg-db-backup.timer e2scrub_all.timer "
+    "e2scrub_reap.service fstrim.timer ssh.socket systemd-logind.service systemd-networkd.service "
+    "systemd-networkd.socket systemd-timesyncd.service"
 )
 SETUP = f"""
 set -eu
 rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/machine-id "$1"/var/lib/dbus/machine-id
 rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*.bin
-for unit in {" ".join(MASKED)}; do ln -sfn /dev/null "$1"/etc/systemd/system/"$unit"; done
+for unit in {MASKED}; do ln -sfn /dev/null "$1"/etc/systemd/system/"$unit"; done
 ln -sfn /lib/systemd/system/multi-user.target "$1"/etc/systemd/system/default.target
 cat > "$1"/etc/ssh/sshd_config.d/nodes.conf <<END
 HostKey /etc/ssh/ssh_host_ed25519_key

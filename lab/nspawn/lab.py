@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lab.settings import CHECKOUT, LabError, run, say
+from lab.ssh import banner, make_key
 
 from .backend import BACKENDS, Place, choose
 from .cgroup import Cgroup
@@ -34,6 +34,7 @@ INOTIFY_PER_NODE = 8  # six while a node runs, a few more while it boots
 BOOT_SECONDS, BOOT_SECONDS_PER_NODE = 60, 3  # one or two are enough on an idle machine
 # Two checkouts on one machine must not collide: this keeps their bridges, cgroups, units and machines apart.
 LAB_ID = f"gfr-{hashlib.sha256(str(CHECKOUT).encode()).hexdigest()[:4]}"
+UNDO = "run: lab/nspawnctl down"
 INSIDE = "usr/local/lib/lab"  # where a node finds node_init.py
 NEEDS = (
     "the nodes need root with CAP_SYS_ADMIN and CAP_NET_ADMIN, a writable cgroup hierarchy, overlay, veth and\n"
@@ -74,12 +75,7 @@ class Node:
         return self._process is not None and self._process.poll() is not None
 
     def answers(self) -> bool:
-        """Whether sshd greets: an open port alone may be a socket that has no server yet."""
-        try:
-            with socket.create_connection((self.address, 22), timeout=1) as connection:
-                return connection.recv(4) == b"SSH-"
-        except OSError:
-            return False
+        return banner(22, 1, self.address)
 
     def start(self) -> None:
         command = [sys.executable, str(CHECKOUT / "lab/nspawnctl"), "boot", self.name]
@@ -145,7 +141,7 @@ def boot(name: str) -> NoReturn:
 def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
     """Boots `count` nodes that play the fixtures in turn and, last, one that plays `spare` and is no GPU node."""
     if read_state():
-        raise LabError("fast nodes", "none yet", f"{STATE} describes some", "run: lab/nspawnctl down")
+        raise LabError("fast nodes", "none yet", f"{STATE} describes some", UNDO)
     backend, bridge = choose(), Bridge(LAB_ID)
     parts = [fixtures[number % len(fixtures)] for number in range(count)] + ([spare] if spare else [])
     root = Image(HOME / "base").ensure()
@@ -200,7 +196,7 @@ def _seed_all(nodes: Sequence[Node], state: dict[str, Any], playing: dict[str, M
     for folder in (SSH, NODES):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    login = _make_key(KEY, LAB_ID)
+    login = make_key(KEY, LAB_ID, UNDO)
     hosts = "127.0.0.1 localhost\n" + "".join(f"{node.address} {node.name}\n" for node in nodes)
     known, config = [], []
     for node in nodes:
@@ -220,7 +216,7 @@ def _seed_all(nodes: Sequence[Node], state: dict[str, Any], playing: dict[str, M
             (seed / relative).write_text(content)
         (seed / "root").chmod(0o700)
         (seed / "root/.ssh").chmod(0o700)
-        host_key = _make_key(seed / "etc/ssh/ssh_host_ed25519_key", node.name)
+        host_key = make_key(seed / "etc/ssh/ssh_host_ed25519_key", node.name, UNDO)
         known.append(f"{node.name},{node.address} {host_key}")
         config.append(
             f"Host {node.name}\n  HostName {node.address}\n  User root\n  IdentityFile {KEY}\n  IdentitiesOnly yes\n"
@@ -231,13 +227,6 @@ def _seed_all(nodes: Sequence[Node], state: dict[str, Any], playing: dict[str, M
     owner = int(os.environ.get("SUDO_UID", 0)), int(os.environ.get("SUDO_GID", 0))
     for path in (SSH, *SSH.iterdir()):
         os.chown(path, *owner)  # with sudo the person who asked must be able to use the key
-
-
-def _make_key(path: Path, comment: str) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    generate = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
-    run(generate, f"SSH key {path}", "run: lab/nspawnctl down")
-    return path.with_suffix(".pub").read_text()
 
 
 def _room_for_inotify(count: int, state: dict[str, Any]) -> None:

@@ -29,6 +29,15 @@ class Refusal(Exception):
         self.code, self.reason = code, reason
 
 
+def pool(specs):
+    """(generation, devices by name) of a pool as a scheduler sees it; None while it is not whole."""
+    latest = max((spec["pool"]["generation"] for spec in specs), default=0)
+    current = [spec for spec in specs if spec["pool"]["generation"] == latest]
+    if any(spec["pool"]["resourceSliceCount"] != len(current) for spec in current):
+        return None
+    return latest, {device["name"]: device for spec in current for device in spec.get("devices") or ()}
+
+
 class ApiServer:
     """consumable, taints: the gates. token: the only one accepted, of the plugin of `node`: it may write no other's."""
 
@@ -133,16 +142,9 @@ class ApiServer:
     # What it knows.
 
     def pool(self):
-        """(generation, devices by name) of the pool as a scheduler sees it; None while it is not whole."""
         with self.changed:
-            found = [one["spec"] for one in self.slices.values() if one["spec"]["pool"]["name"] == self.node]
-            if not found:
-                return 0, {}
-            latest = max(spec["pool"]["generation"] for spec in found)
-            current = [spec for spec in found if spec["pool"]["generation"] == latest]
-            if any(spec["pool"]["resourceSliceCount"] != len(current) for spec in current):
-                return None
-            return latest, {device["name"]: device for spec in current for device in spec["devices"]}
+            specs = [one["spec"] for one in self.slices.values()]
+            return pool([spec for spec in specs if spec["pool"]["name"] == self.node])
 
     def devices(self):
         pool = self.pool()

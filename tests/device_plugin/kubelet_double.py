@@ -112,19 +112,16 @@ class Driver:
                     self.health = {one.device.device_name: one.health for one in answer.devices}
                     self._kubelet.changed.notify_all()
 
-    def _claims(self, claims):
-        return [dra_api.Claim(namespace=space, name=name, uid=uid) for space, name, uid in claims]
-
     def prepare(self, *claims, timeout=45):
-        """{uid: answer}; each claim is (namespace, name, uid). As the kubelet checks: no answer is left out."""
-        request = dra_api.NodePrepareResourcesRequest(claims=self._claims(claims))
-        answer = self.stub.NodePrepareResources(request, timeout=timeout, wait_for_ready=True).claims
-        assert set(answer) == {uid for _space, _name, uid in claims}
-        return answer
+        return self._ask(self.stub.NodePrepareResources, dra_api.NodePrepareResourcesRequest, claims, timeout)
 
     def unprepare(self, *claims, timeout=45):
-        request = dra_api.NodeUnprepareResourcesRequest(claims=self._claims(claims))
-        answer = self.stub.NodeUnprepareResources(request, timeout=timeout, wait_for_ready=True).claims
+        return self._ask(self.stub.NodeUnprepareResources, dra_api.NodeUnprepareResourcesRequest, claims, timeout)
+
+    def _ask(self, call, request, claims, timeout):
+        """{uid: answer}; each claim is (namespace, name, uid). As the kubelet checks: no answer is left out."""
+        asked = [dra_api.Claim(namespace=space, name=name, uid=uid) for space, name, uid in claims]
+        answer = call(request(claims=asked), timeout=timeout, wait_for_ready=True).claims
         assert set(answer) == {uid for _space, _name, uid in claims}
         return answer
 

@@ -19,6 +19,7 @@ import urllib.request
 
 import pytest
 import yaml
+from api_server_double import pool
 from harness import HERE, Node, Running, document, entry
 from kubelet_double import Kubelet
 
@@ -134,12 +135,8 @@ class Server:
 
     def devices(self):
         """{name: device} of the whole pool; None while it is not whole."""
-        found = [one["spec"] for one in self.slices()]
-        latest = max((spec["pool"]["generation"] for spec in found), default=0)
-        current = [spec for spec in found if spec["pool"]["generation"] == latest]
-        if any(spec["pool"]["resourceSliceCount"] != len(current) for spec in current):
-            return None
-        return {device["name"]: device for spec in current for device in spec.get("devices") or ()}
+        found = pool([one["spec"] for one in self.slices()])
+        return found and found[1]
 
     def until(self, condition, seconds=90):
         deadline = time.monotonic() + seconds

@@ -1,7 +1,5 @@
 """A driver stack of our own, in real packages: a DKMS module with the vendor's names and versions.
 
-    stack.py TARGET    builds every repository that the driver tests use below TARGET, and prints what is there
-
 Each repository is flat, as the vendor's are, and signed with a key made here. The modules do nothing but load.
 """
 
@@ -12,7 +10,6 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import textwrap
 
 MODULES = ("mlx_compat", "mlx5_core", "mlx5_ib")
@@ -111,11 +108,7 @@ class Repository:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    @property
-    def url(self) -> str:
-        return f"file://{self.folder}/"
-
-    def stack(self, release: str, broken: bool = False, architecture: str = "all", whole: bool = False) -> Repository:
+    def stack(self, release: str, broken: bool = False, whole: bool = False) -> Repository:
         """The packages of one DOCA release; broken: its sources do not compile. whole: with user space and an ib_core
         that GPU memory registers with, which would keep a machine's other RDMA modules from loading.
         """
@@ -133,18 +126,11 @@ class Repository:
                 "prerm": _PRERM.format(name=NAME, version=kernel_version),
             },
             "Depends: dkms (>= 2.8)\nProvides: mlnx-ofed-kernel-modules",
-            architecture,
         )
-        return self.package(
-            "doca-ofed",
-            f"{release}-044000",
-            {},
-            {},
-            f"Depends: {NAME}-dkms (= {kernel_version}-1){user_space}",
-            architecture,
-        )
+        depends = f"Depends: {NAME}-dkms (= {kernel_version}-1){user_space}"
+        return self.package("doca-ofed", f"{release}-044000", {}, {}, depends)
 
-    def package(self, name, version, files, scripts, fields, architecture="all") -> Repository:
+    def package(self, name, version, files, scripts, fields) -> Repository:
         tree = self.folder / f".{name}"
         control = tree / "DEBIAN"
         control.mkdir(parents=True)
@@ -154,7 +140,7 @@ class Repository:
             target.write_text(text)
             target.chmod(0o755 if text.startswith("#!") else 0o644)
         (control / "control").write_text(
-            f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nSection: kernel\nPriority: optional\n"
+            f"Package: {name}\nVersion: {version}\nArchitecture: all\nSection: kernel\nPriority: optional\n"
             f"Maintainer: gpufabric tests <driver@test.invalid>\n{fields}\nDescription: stand-in of the driver tests\n"
         )
         for script, text in scripts.items():
@@ -162,7 +148,7 @@ class Repository:
             (control / script).chmod(0o755)
         for folder in [tree, *(path for path in tree.rglob("*") if path.is_dir())]:
             folder.chmod(0o755)
-        archive = self.folder / f"{name}_{version}_{architecture}.deb"
+        archive = self.folder / f"{name}_{version}_all.deb"
         _run("dpkg-deb", "--root-owner-group", "-Zgzip", "--build", str(tree), str(archive))
         _run("rm", "-r", str(tree))
         return self
@@ -273,28 +259,17 @@ def _run(*argv: str) -> str:
 
 
 def build_all(target: pathlib.Path) -> dict:
-    """Every repository of the tests; {name: folder} with the two keys."""
+    """Every repository of the tests, with the two keys; what is to be known of them."""
     key, stranger = Key(target / "key"), Key(target / "stranger", "Someone else <x@test.invalid>")
-    repositories = {
-        "first": Repository(target / "first").stack("3.2.1").publish(key),
-        "second": Repository(target / "second").stack("3.3.0").publish(key),
-        "broken": Repository(target / "broken").stack("3.3.0", broken=True).publish(key),
-        "strange": Repository(target / "strange").stack("3.3.0").publish(stranger),
-        "altered": Repository(target / "altered").stack("3.3.0").publish(key).tamper(f"{NAME}-dkms"),
-    }
+    Repository(target / "first").stack("3.2.1").publish(key)
+    Repository(target / "second").stack("3.3.0").publish(key)
+    Repository(target / "broken").stack("3.3.0", broken=True).publish(key)
+    Repository(target / "strange").stack("3.3.0").publish(stranger)
+    Repository(target / "altered").stack("3.3.0").publish(key).tamper(f"{NAME}-dkms")
     (target / "key.asc").write_text(key.public)
     (target / "stranger.asc").write_text(stranger.public)
     key.close()
     stranger.close()
-    about = {
-        "fingerprint": key.fingerprint,
-        "repositories": {name: str(repository.folder) for name, repository in repositories.items()},
-    }
+    about = {"fingerprint": key.fingerprint}
     (target / "about.json").write_text(json.dumps(about, indent=1))
     return about
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.stdout.write(json.dumps(build_all(pathlib.Path(sys.argv[1])), indent=1) + "\n")

@@ -7,7 +7,6 @@ After a quarter of the time memory, descriptors and threads may rise by what LIM
 """
 
 import contextlib
-import json
 import os
 import pathlib
 import random
@@ -29,7 +28,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 import grpc  # noqa: E402
 from api_server_double import ApiServer  # noqa: E402
-from harness import Node  # noqa: E402
+from harness import Node, Process, document, entry  # noqa: E402
 from kubelet_double import Kubelet  # noqa: E402
 from rdma_device_plugin import cdi, claimspecs  # noqa: E402
 from rdma_device_plugin.devices import DRIVER  # noqa: E402
@@ -54,19 +53,12 @@ class Bed:
         self.disk = base / "disk"
         self.disk.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "soak", self.disk], check=True)
-        self.config = base / "config.json"
-        self.config.write_bytes(self.document())
         self.api = ApiServer(base).start()
         self.kubelet = Kubelet(base, started=self.api.wipe).start()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.page = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        self.log = base / "log"
         flags = {
-            "config-file": self.config,
-            "root": self.node.root,
-            "kubelet-root": base,
-            "device-plugin-dir": self.kubelet.plugins,
             "cdi-dir": self.disk / "cdi",
             "plugins-dir": self.disk / "plugins",
             "metrics-address": self.page.removeprefix("http://"),
@@ -75,10 +67,8 @@ class Bed:
             "node-name": self.api.node,
         }
         words = [str(word) for name, value in flags.items() for word in (f"-{name}", value)]
-        command = [sys.executable, "-m", "rdma_device_plugin", "-use-cdi", *words]
-        with open(self.log, "wb") as out:
-            environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "device_plugin")}
-            self.process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+        plugin = Process(base, self.document(), self.node.root, "-use-cdi", *words)
+        self.process, self.log, self.config = plugin.process, plugin.log, base / "config.json"
 
     def close(self) -> None:
         self.process.kill()
@@ -87,12 +77,12 @@ class Bed:
         subprocess.run(["umount", "--lazy", self.disk], check=False)
 
     def document(self) -> bytes:
-        rows = [(name[5:], count, [RAILS[name]], {}) for name, count in self.counts.items()]
-        entries = [
-            {"resourceName": name, "rdmaHcaMax": count, "extraSelectors": {"rdmaDevices": hcas}, **more}
-            for name, count, hcas, more in [*rows, ("fabric", SHARES, OVER_DRA, {"api": "dra"})]
+        pools = [
+            entry(name[5:], count, extraSelectors={"rdmaDevices": [RAILS[name]]}) for name, count in self.counts.items()
         ]
-        return json.dumps({"periodicUpdateInterval": 1, "configList": entries}).encode()
+        return document(
+            *pools, entry("fabric", SHARES, extraSelectors={"rdmaDevices": OVER_DRA}, api="dra"), interval=1
+        )
 
     def flap(self, chance):
         hca = chance.choice([hca for hca, there in self.plugged.items() if there] or [None])

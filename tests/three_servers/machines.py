@@ -43,19 +43,17 @@ def wait(condition) -> None:
 
 def playbook(folder: pathlib.Path, plays: list, inventory: dict, *words: str) -> tuple[int, str]:
     """Plays over an inventory, with the connections of this bed; (exit code, output)."""
-    (folder / "play.yml").write_text(json.dumps(plays))
-    (folder / "hosts.json").write_text(json.dumps(inventory))
+    from ansible_collections.gpufabric.rdma.tests.tools import running
+
     (folder / "ansible.cfg").touch()
-    more = {
+    own = {
         "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
         "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
         "ANSIBLE_CONNECTION_PLUGINS": str(HERE / "connection_plugins"),
         "ANSIBLE_HOME": str(folder / "home"),
-        "LC_ALL": "C.UTF-8",
     }
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", *words, "play.yml"]
-    done = subprocess.run(command, cwd=folder, env={**os.environ, **more}, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
+    program = [sys.executable, "-m", "ansible", "playbook"]
+    return running.play(folder, *words, program=program, inventory=inventory, plays=plays, **own)
 
 
 def free_ports(count: int) -> list[int]:

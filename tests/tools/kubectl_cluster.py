@@ -10,7 +10,7 @@ dry runs, defaults that a server fills in), starts pods, and evicts them. Anythi
     objects   {KIND/NAMESPACE/NAME: object}
     calls     [argv]
     applied   {manager: [object]}, without dry runs
-    down      no API server answers; busy {verb: n}: the next n calls of a verb get no answer
+    down      no API server answers
     cut       {verb: n}: the next n calls of a verb end well, with their output cut off before its first byte
     never     [word]: a wait with such a word times out
     answers   {pod: its output for an exec of sh}
@@ -61,7 +61,6 @@ NETWORKS = "k8s.v1.cni.cncf.io/networks"
 MIRROR = "kubernetes.io/config.mirror"
 ACCOUNT = "kubernetes.io/service-account.name"
 REFUSED = "The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?"
-BUSY = "Unable to connect to the server: net/http: TLS handshake timeout"
 
 
 class Failed(Exception):
@@ -119,9 +118,6 @@ def left_to_cut(state, verb) -> bool:
 def answer(state, words) -> None:
     if state.get("down"):
         raise Failed(REFUSED)
-    if state.get("busy", {}).get(words[0]):
-        state["busy"][words[0]] -= 1
-        raise Failed(BUSY)
     verb = VERBS.get(words[0])
     if verb is None:
         raise Failed(f'error: unknown command "{words[0]}" for "kubectl"')
@@ -655,7 +651,10 @@ def make(path, master="eth2", resource="rdma/rail0") -> Cluster:
     config = {"cniVersion": "0.3.1", "name": "rail0", "type": "macvlan", "master": master, "ipam": ipam}
     served = {"k8s.v1.cni.cncf.io/resourceName": resource}
     cluster.add(
-        *(_node(number, resource) for number in (1, 2)),
+        *(
+            ready_node(f"node{number}", f"10.0.0.{number}", f"10.42.{number - 1}.0/24", {"cpu": "2", resource: "100"})
+            for number in (1, 2)
+        ),
         attachment("rail0", "default", config, served),
         api_object("v1", "Service", "kube-dns", "kube-system", {"labels": {"k8s-app": "kube-dns"}}, spec={}),
         *(api_object("v1", "Namespace", name) for name in ("default", "kube-system")),
@@ -688,24 +687,20 @@ def node(name, **metadata) -> dict:
     return api_object("v1", "Node", name, metadata=metadata, spec={})
 
 
+def ready_node(name, address, pod_cidr, resources, **metadata) -> dict:
+    made = node(name, **metadata)
+    made["spec"]["podCIDRs"] = [pod_cidr]
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "capacity": resources, "allocatable": dict(resources)}
+    made["status"] = {"addresses": [{"type": "InternalIP", "address": address}], **ready}
+    return made
+
+
 def pod(namespace, name, on, owner=None, **metadata) -> dict:
     """A pod that runs on a node. owner: kind of its controller."""
     if owner:
         metadata["ownerReferences"] = [{"kind": owner, "name": "its-owner", "controller": True}]
     spec, status = {"nodeName": on, "containers": []}, {"phase": "Running"}
     return api_object("v1", "Pod", name, namespace, metadata, spec=spec, status=status)
-
-
-def _node(number, resource):
-    made = node(f"node{number}")
-    made["spec"]["podCIDRs"] = [f"10.42.{number - 1}.0/24"]
-    made["status"] = {
-        "addresses": [{"type": "InternalIP", "address": f"10.0.0.{number}"}],
-        "conditions": [{"type": "Ready", "status": "True"}],
-        "capacity": {"cpu": "2", resource: "100"},
-        "allocatable": {"cpu": "2", resource: "100"},
-    }
-    return made
 
 
 def hosts():

@@ -1,9 +1,8 @@
 """The lab's cluster for tests: the nodes, the playbooks on them, the API server.
 
-LAB_DIR and its companions say which lab; `make cluster` sets them for one node. The
-first test that asks for the cluster brings it up and saves its nodes; later sessions start from that, as long as
-everything it was
-built from is unchanged.
+LAB_DIR and its companions say which lab; `make cluster` sets them for one node. The first test that asks for the
+cluster brings it up and saves its nodes; later sessions start from that, as long as everything it was built from is
+unchanged.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import h
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import judge, pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 from ansible_collections.gpufabric.rdma.tests.tools import tree
-from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_object, attachment
+from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_object, attachment, ready_node
 
 ROCE = (tree.texts("output") / "pod-roce.txt").read_text()
 NETDEV, NEXT = "enp1s0f0np0", "enp1s0f1np1"
@@ -259,12 +259,9 @@ def management_address(number: int) -> str:
 
 
 def _node(number: int) -> dict:
+    pod_cidr = pod_address(number - 1).removesuffix("9") + "0/24"
     resources = {"cpu": "72", RESOURCE: "63"}
-    status = {"conditions": [{"type": "Ready", "status": "True"}], "capacity": resources}
-    status["addresses"] = [{"type": "InternalIP", "address": management_address(number)}]
-    spec = {"podCIDRs": [pod_address(number - 1).removesuffix("9") + "0/24"]}
-    more = {"allocatable": dict(resources)}
-    return api_object("v1", "Node", f"node{number}", metadata={"labels": {}}, spec=spec, status={**status, **more})
+    return ready_node(f"node{number}", management_address(number), pod_cidr, resources, labels={})
 
 
 def _probe() -> dict:

@@ -62,11 +62,9 @@ ALTERNATIVES = {"device_plugin_use_cdi": True, "flannel_health_port": 8090}
 @functools.cache
 def options() -> dict:
     """{variable: option} of all roles."""
-    found = {}
-    for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
-        for spec in yaml.safe_load(path.read_text())["argument_specs"].values():
-            found.update(spec.get("options") or {})
-    return found
+    from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as documented
+
+    return documented.options()
 
 
 def texts(roles: pathlib.Path = ROLES) -> list[tuple[str, str]]:

@@ -3,32 +3,19 @@
 report_documents.py FOLDER    writes the pages that tests/report/browser.py looks at: lab, rails and fleet
 """
 
-import copy
-import os
 import pathlib
 import sys
-import tempfile
 
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 AT = "2026-11-22T07:10:00Z"
-_FACTS: dict[str, dict] = {}
 
 
 def facts(name: str) -> dict:
-    """What hca_facts returns for a fixture, software HCAs admitted as rails; a copy each time."""
-    if name not in _FACTS:
-        # Thousands of small files: memory is the place for them where there is one.
-        with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-            tree.lay_out(tree.load(name), pathlib.Path(folder))
-            root = Tree(folder)
-            _FACTS[name] = gather(root, Seams.of(root), software_hcas=True)
-    return copy.deepcopy(_FACTS[name])
+    """Of a fixture, software HCAs admitted as rails."""
+    return tree.facts(name, software_hcas=True)
 
 
 def results(nodes: list[dict], drift: dict | None = None, matrix: dict | None = None) -> dict:

@@ -43,21 +43,24 @@ def local(**variables) -> dict:
     return {**own, **variables}
 
 
-def play(folder: pathlib.Path, *words, program=None, **environment) -> tuple[int, str]:
-    """Exit code and output of ansible-playbook in a folder, with this repository's settings; folder/bin comes first."""
+def play(folder: pathlib.Path, *words, program=None, inventory=None, plays=None, **environment) -> tuple[int, str]:
+    """Exit code and output of ansible-playbook in a folder, with this repository's settings; folder/bin comes first.
+
+    inventory, plays: what hosts.json and play.yml hold, which the run then takes.
+    """
     settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-    done = _run(folder, words, program, {**settings, **environment})
+    done = _run(folder, words, program, inventory, plays, {**settings, **environment})
     return done.returncode, done.stdout + done.stderr
 
 
-def told(folder: pathlib.Path, *words) -> tuple[int, dict, str]:
+def told(folder: pathlib.Path, *words, inventory=None, plays=None) -> tuple[int, dict, str]:
     """Exit code, report as data and output of ansible-playbook in a folder, without settings."""
     settings = {
         "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
         "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
         "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
     }
-    done = _run(folder, words, None, settings)
+    done = _run(folder, words, None, inventory, plays, settings)
     return done.returncode, json.loads(done.stdout[done.stdout.index("{\n") :]), done.stdout + done.stderr
 
 
@@ -72,7 +75,13 @@ def applied(play: dict) -> list[str]:
     return [name for name in (role.rpartition(".")[2] for role in found) if name != "discovery"]
 
 
-def _run(folder, words, program, environment):
+def _run(folder, words, program, inventory, plays, environment):
+    if inventory is not None:
+        (folder / "hosts.json").write_text(json.dumps(inventory))
+        words = ("-i", "hosts.json", *words)
+    if plays is not None:
+        (folder / "play.yml").write_text(json.dumps(plays))
+        words = (*words, "play.yml")
     path = f"{folder}/bin:{os.environ['PATH']}"
     return subprocess.run(
         [*(program or [ansible_playbook.path()]), *map(str, words)],

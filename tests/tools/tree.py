@@ -8,6 +8,7 @@ The format is described in tests/fixtures/README.md.
 
 import atexit
 import base64
+import copy
 import functools
 import json
 import os
@@ -23,6 +24,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 HOSTS = HERE.parent / "fixtures/hosts"
 # What an entry of `repeat` repeats, and the section that it belongs to.
 REPEATED = {"content": "files", "link": "links", "error": "errors"}
+_FACTS: dict[tuple[str, str], dict] = {}
 # By its path: who loads this file by its own path has no package to import from.
 COMPOSED = runpy.run_path(str(HERE / "compose_hosts.py"))
 
@@ -122,6 +124,33 @@ def lay_out(fixture: dict, target: str | os.PathLike) -> pathlib.Path:
         os.utime(f"{target}{path}", (seconds, seconds))
     (target / ".seams.json").write_text(json.dumps(fixture.get("seams") or {}))
     return target
+
+
+def facts(name: str, **options: object) -> dict:
+    """What hca_facts returns for a node; a copy each time. Needs the collection on Python's path."""
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+
+    key = (name, repr(sorted(options.items())))
+    if key not in _FACTS:
+        # Thousands of small files: memory is the place for them where there is one.
+        with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+            root = Tree(str(lay_out(load(name), folder)))
+            _FACTS[key] = gather(root, Seams.of(root), **options)
+    return copy.deepcopy(_FACTS[key])
+
+
+def contents(root: pathlib.Path, *folders: str) -> dict[str, object]:
+    """{path: what it links to, or mode and content} of all files and links below these folders of the root."""
+    return {
+        str(path.relative_to(root)): os.readlink(path)
+        if path.is_symlink()
+        else (path.stat().st_mode & 0o7777, path.read_bytes())
+        for folder in folders
+        for path in (root / folder).rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
 
 
 def _is_folded(section: object) -> bool:

@@ -120,13 +120,6 @@ def test_what_runs_on_a_node_needs_the_standard_library_only(tree):
     assert found - set(sys.stdlib_module_names) - {"rdma_device_plugin", "__future__"} <= FOREIGN[tree]
 
 
-def test_the_device_plugin_takes_hca_alone_from_the_collection():
-    package = ROOT / "device_plugin/rdma_device_plugin"
-    own = {path.stem for path in package.glob("*.py")} | {"", "kubelet", "_build", "hca"}
-    named = {module.partition(".")[0] for path in package.glob("*.py") for level, module in imports(path) if level}
-    assert named <= own
-
-
 LOCK = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "lock/artifacts.schema.json").read_text()))
 

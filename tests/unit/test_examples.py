@@ -12,9 +12,6 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible.vars.manager import VariableManager
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import dra
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.rails import network_rails
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks as preflight_networks
@@ -47,12 +44,11 @@ NODES = {
 }
 
 
-def rendered(example, folder):
+def rendered(example):
     """The objects of networks, for one host of an example."""
     name, fixture, rails, rename = NODES[example]
     variables, findings = preflight_host.validate(OPTIONS, given(example))
-    read = Tree(str(tree.lay_out(tree.load(fixture), folder)))
-    text = json.dumps(gather(read, Seams.of(read), rails=rails))
+    text = json.dumps(tree.facts(fixture, rails=rails))
     for old, new in rename.items():
         text = text.replace(f'"{old}"', f'"{new}"')
     facts = json.loads(text)
@@ -92,7 +88,7 @@ NAD = "NetworkAttachmentDefinition"
 ])  # fmt: skip
 def test_ours_differs_from_a_guide_where_it_may(tmp_path, example, guide, number, kind, paths):
     text = (tree.texts("guides") / f"{guide}.txt").read_text()
-    left, right = fields(list(yaml.safe_load_all(text))[number]), fields(rendered(example, tmp_path)[kind])
+    left, right = fields(list(yaml.safe_load_all(text))[number]), fields(rendered(example)[kind])
     different = {path for path in {*left, *right} if left.get(path, ...) != right.get(path, ...)}
     covered = {path: {key for key in paths if path == key or path.startswith(f"{key}/")} for path in different}
     assert [(path, left.get(path), right.get(path)) for path, keys in covered.items() if not keys] == []

@@ -33,8 +33,6 @@ type Config struct {
 	Server            string `json:"server,omitempty"`
 	Token             string `json:"token,omitempty"`
 	TokenFile         string `json:"token-file,omitempty"`
-	AgentToken        string `json:"agent-token,omitempty"`
-	AgentTokenFile    string `json:"agent-token-file,omitempty"`
 	DataDir           string `json:"data-dir,omitempty"`
 	KubeconfigMode    string `json:"write-kubeconfig-mode,omitempty"`
 	SecretsEncryption bool   `json:"secrets-encryption,omitempty"`
@@ -46,7 +44,6 @@ type Config struct {
 	HTTPSListenPort   int    `json:"https-listen-port,omitempty"`
 	WriteKubeconfig   string `json:"write-kubeconfig,omitempty"`
 	DisableAgent      bool   `json:"disable-agent,omitempty"`
-	AdvertiseAddress  string `json:"advertise-address,omitempty"`
 }
 
 // withoutEffect are options of k3s for parts that the double does not have.
@@ -122,7 +119,7 @@ func decode(data []byte, config *Config) error {
 	return yaml.UnmarshalStrict(honoured, config)
 }
 
-func (c *Config) complete() (err error) {
+func (c *Config) complete() error {
 	if c.NodeName == "" {
 		name, err := os.Hostname()
 		if err != nil {
@@ -131,12 +128,7 @@ func (c *Config) complete() (err error) {
 		c.NodeName = strings.ToLower(name)
 	}
 	if c.NodeIP == "" {
-		if c.NodeIP, err = defaultRouteIP(); err != nil {
-			return err
-		}
-	}
-	if c.AdvertiseAddress == "" {
-		c.AdvertiseAddress = c.NodeIP
+		return errors.New("the double takes no address from the default route: set node-ip")
 	}
 	if c.TokenFile != "" {
 		data, err := os.ReadFile(c.TokenFile)
@@ -163,13 +155,4 @@ func addressAt(network *net.IPNet, n byte) string {
 	ip := slices.Clone(network.IP.To4())
 	ip[3] += n
 	return ip.String()
-}
-
-func defaultRouteIP() (string, error) {
-	connection, err := net.Dial("udp4", "203.0.113.1:9") // no packet leaves: connecting a datagram socket only picks the source
-	if err != nil {
-		return "", errors.New("no default routes found: set node-ip")
-	}
-	defer connection.Close()
-	return connection.LocalAddr().(*net.UDPAddr).IP.String(), nil
 }

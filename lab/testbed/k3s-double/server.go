@@ -138,7 +138,7 @@ func runServer() error {
 		"--service-account-key-file=" + tls.path("service.key"), "--service-account-signing-key-file=" + tls.path("service.key"),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=" + unusedAdmission,
 		"--enable-priority-and-fairness=false", "--token-auth-file=" + tokens,
-		"--advertise-address=" + config.AdvertiseAddress, "--profiling=false",
+		"--advertise-address=" + config.NodeIP, "--profiling=false",
 		// Counting and sizing the objects of each type once a minute is wasted work, and on a starved node it
 		// only times out and begins again. Priority and fairness, which would use the numbers, is off.
 		"--etcd-count-metric-poll-period=0", "--feature-gates=SizeBasedListCostEstimate=false",
@@ -228,21 +228,10 @@ func writeTokens(config *Config, dir, hash string) (string, error) {
 			secret = hex.EncodeToString(random)
 		}
 	}
-	agent := config.AgentToken
-	if config.AgentTokenFile != "" {
-		data, err := os.ReadFile(config.AgentTokenFile)
-		if err != nil {
-			return "", err
-		}
-		agent = strings.TrimSpace(string(data))
-	}
-	if agent == "" {
-		agent = secret
-	}
-	lines := fmt.Sprintf("%s,k3s-node,node,\"system:bootstrappers\"\n", agent)
+	lines := fmt.Sprintf("%s,k3s-node,node,\"system:bootstrappers\"\n", secret)
 	for name, text := range map[string]string{
 		"secret": secret, "token": "K10" + hash + "::server:" + secret + "\n",
-		"agent-token": "K10" + hash + "::node:" + agent + "\n", "tokens.csv": lines,
+		"agent-token": "K10" + hash + "::node:" + secret + "\n", "tokens.csv": lines,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			return "", err
@@ -276,7 +265,7 @@ func startEtcd(dir, clients, peers string) error {
 	config := embed.NewConfig()
 	config.Dir = dir
 	config.LogLevel = "error"
-	config.UnsafeNoFsync = os.Getenv("K3S_DOUBLE_FSYNC") == ""
+	config.UnsafeNoFsync = true
 	config.TickMs, config.ElectionMs = 500, 5000
 	client, _ := url.Parse("http://" + clients)
 	peer, _ := url.Parse("http://" + peers)

@@ -3,7 +3,6 @@
 Import it from here: if netaddr is missing, its first use says what to install.
 """
 
-import ipaddress
 from collections.abc import Iterator
 
 from ansible.errors import AnsibleError
@@ -65,7 +64,4 @@ def _own(answer, key: str = "") -> Iterator:
 
 
 def _is_interface(text) -> bool:
-    try:
-        return isinstance(text, str) and "%" not in text and bool(ipaddress.ip_interface(text))
-    except ValueError:
-        return False
+    return isinstance(text, str) and (":" in text or text.count(".") == 3) and network(text) is not None

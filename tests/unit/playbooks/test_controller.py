@@ -22,10 +22,9 @@ def play(tmp_path):
     """play(playbook, *what -e is given, hosts, program): exit code and output."""
 
     def run(name, *given, hosts=None, words=(), program=None, **environment):
-        (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"hosts": hosts or {}}}))
-        extra = [word for text in given for word in ("-e", text)]
-        command = ("-i", "hosts.yml", f"gpufabric.rdma.{name}", *extra, *words)
-        return running.play(tmp_path, *command, program=program, PWD=str(tmp_path), **environment)
+        command = (f"gpufabric.rdma.{name}", *[word for text in given for word in ("-e", text)], *words)
+        environment |= {"inventory": {"gpu_nodes": {"hosts": hosts or {}}}, "PWD": str(tmp_path)}
+        return running.play(tmp_path, *command, program=program, **environment)
 
     return run
 

@@ -373,10 +373,9 @@ def test_a_guarded_play_writes_nothing_whatever_its_tasks_ask_for(tmp_path, guar
         tasks.append({"block": [own], "rescue": [{"ansible.builtin.meta": "noop"}]})
     known = running.local(folder=str(tmp_path), __drift_guarded=guarded)
     play = {"hosts": "localhost", "gather_facts": False, "vars": known, "tasks": tasks}
-    (tmp_path / "play.yml").write_text(json.dumps([play]))
     ours = {"ANSIBLE_CONFIG": ansible_playbook.no_settings(), "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path)}
     ours["ANSIBLE_CALLBACKS_ENABLED"] = "gpufabric.rdma.drift"
-    code, output = running.play(tmp_path, "-i", "localhost,", "play.yml", **ours)
+    code, output = running.play(tmp_path, "-i", "localhost,", plays=[play], **ours)
     assert code == 0, output
     assert {name for name in WRITING if (tmp_path / name).exists()} == (set() if guarded else set(WRITING))
     for name in ("shelled", "raw", "scripted"):

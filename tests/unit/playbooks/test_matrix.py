@@ -4,7 +4,6 @@ import copy
 import json
 
 import pytest
-import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import bandwidth_double, running, tree
 
 LAB = tree.load("lab-rxe-debian12")
@@ -38,11 +37,10 @@ def matrix(tmp_path):
         own |= {"matrix_seconds": 1, "matrix_round_seconds": 8}
         own |= {f"matrix_{kind}": str(tmp_path / f"matrix.{kind}") for kind in ("json", "text")}
         groups = {"gpu_nodes": {"hosts": hosts, "vars": running.local(**own, **variables)}}
-        (tmp_path / "hosts.yml").write_text(yaml.safe_dump(groups))
         double = tmp_path / "planted.json"
         double.write_text(json.dumps({"log": str(tmp_path / "log"), **planted}))
-        words = ("-i", "hosts.yml", "gpufabric.rdma.matrix", *arguments)
-        code, output = running.play(tmp_path, *words, BANDWIDTH_DOUBLE=str(double))
+        words = ("gpufabric.rdma.matrix", *arguments)
+        code, output = running.play(tmp_path, *words, inventory=groups, BANDWIDTH_DOUBLE=str(double))
         path = tmp_path / "matrix.json"
         return code, output, json.loads(path.read_text()) if path.exists() else None
 

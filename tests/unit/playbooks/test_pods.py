@@ -4,7 +4,6 @@ import json
 import pathlib
 
 import pytest
-import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 
@@ -42,11 +41,10 @@ def play(tmp_path, cluster):
     own = {"limits_services": ["containerd"], "verification_image": "localhost/verification:test"}
     common = running.local(**own, discovery_rails=[{"pci": "0000:01:00.0"}])
     groups = {"gpu_nodes": {"hosts": hosts, "vars": common}, "k3s_servers": {"hosts": {"node1": None}}}
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
 
     def run(playbook, *arguments, **variables):
-        words = ("-i", "hosts.yml", f"gpufabric.rdma.{playbook}", "-e", json.dumps(variables))
-        code, output = running.play(tmp_path, *words, *arguments)
+        words = (f"gpufabric.rdma.{playbook}", "-e", json.dumps(variables), *arguments)
+        code, output = running.play(tmp_path, *words, inventory={"all": {"children": groups}})
         assert "Traceback" not in output
         assert "gpufabric-verification" not in cluster.namespaces(), "it is gone afterwards"
         return code, " ".join(output.split()), output

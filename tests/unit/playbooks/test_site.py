@@ -5,7 +5,6 @@ import re
 import sys
 
 import pytest
-import yaml
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import libraries
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
@@ -18,10 +17,9 @@ def play(tmp_path):
     def run(playbook, hosts, *arguments):
         said = {} if any("k3s_bundle_dir" in variables for variables in hosts.values()) else {"cluster": False}
         nodes = {name: running.local(**said, **variables) for name, variables in hosts.items()}
-        inventory = {"gpu_nodes": {"hosts": nodes}}
-        (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-        words = ("-i", "hosts.yml", f"gpufabric.rdma.{playbook}", *arguments)
-        code, output = running.play(tmp_path, *words, ANSIBLE_SSH_TIMEOUT="3", PWD=str(tmp_path))
+        words, inventory = (f"gpufabric.rdma.{playbook}", *arguments), {"gpu_nodes": {"hosts": nodes}}
+        own = {"ANSIBLE_SSH_TIMEOUT": "3", "PWD": str(tmp_path)}
+        code, output = running.play(tmp_path, *words, inventory=inventory, **own)
         assert "Traceback" not in output
         return code, output
 
@@ -176,8 +174,8 @@ PLAYBOOKS = sorted({path.stem for path in ROOT.glob("playbooks/*.yml")} - {*WITH
 
 def run(tmp_path, playbook, inventory, *arguments, **options):
     """Output of a run that is refused before any node is called, in one line."""
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    code, output = running.play(tmp_path, "-i", "hosts.yml", f"gpufabric.rdma.{playbook}", *arguments, **options)
+    words = (f"gpufabric.rdma.{playbook}", *arguments)
+    code, output = running.play(tmp_path, *words, inventory=inventory, **options)
     assert (code, "UNREACHABLE" in output) == (2, False), output
     return " ".join(output.split())
 
@@ -232,8 +230,8 @@ def test_a_controller_without_netaddr_is_refused_before_any_node_is_called(tmp_p
 ])  # fmt: skip
 def test_site_says_which_layers_it_runs_or_asks_before_any_node_is_called(tmp_path, said, answer):
     node = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9, **said}
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"hosts": {"a": node}}}))
-    _code, output = running.play(tmp_path, "-i", "hosts.yml", "gpufabric.rdma.site", ANSIBLE_SSH_TIMEOUT="2")
+    inventory = {"gpu_nodes": {"hosts": {"a": node}}}
+    _code, output = running.play(tmp_path, "gpufabric.rdma.site", inventory=inventory, ANSIBLE_SSH_TIMEOUT="2")
     assert answer in " ".join(output.split())
     assert ("Gather facts of the node" in output) is (answer != "site:cluster")
 

@@ -4,33 +4,15 @@ import copy
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles
 from ansible_collections.gpufabric.rdma.tests.tools import kernel_modules, pitfall_world, tree
 
 
-@pytest.fixture(scope="session")
-def _gathered(tmp_path_factory):
-    found = {}
-
-    def facts(name, **options):
-        key = (name, repr(sorted(options.items())))
-        if key not in found:
-            root = tmp_path_factory.mktemp(name)
-            tree.lay_out(tree.load(name), root)
-            found[key] = gather(Tree(str(root)), Seams.of(Tree(str(root))), **options)
-        return copy.deepcopy(found[key])
-
-    return facts
-
-
 @pytest.fixture
-def facts_of(_gathered):
+def facts_of():
     """facts_of(fixture name, **gather options): a copy of ansible_facts.rdma of that node."""
-    return _gathered
+    return tree.facts
 
 
 @pytest.fixture(scope="session")

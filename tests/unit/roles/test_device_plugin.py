@@ -167,9 +167,7 @@ class Place:
     def run(self, *arguments, fails=False, **variables):
         common = running.local(discovery_root=str(self.root), device_plugin_kubectl=self.cluster.argv)
         inventory = {"k3s_servers": {"hosts": {"node1": {**common, **variables}}}}
-        (self.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
-        (self.folder / "play.yml").write_text(yaml.safe_dump(PLAY))
-        code, output = running.play(self.folder, "-i", "hosts.yml", "play.yml", *arguments)
+        code, output = running.play(self.folder, *arguments, inventory=inventory, plays=PLAY)
         assert (code != 0) == fails, output
         # Long messages are printed in lines.
         return " ".join(output.split()), int(re.search(r"^node1 +: .*changed=(\d+)", output, re.MULTILINE)[1])

@@ -38,10 +38,9 @@ class Cluster(kubectl_cluster.Cluster):
         tasks = [{"ansible.builtin.include_role": {**role, "tasks_from": half}} for half in halves]
         known = {"discovery_root": str(self.folder / "node"), "driver_drain_allowed": True}
         known |= {"driver_drain_command": self.argv, "__driver_plan": {"changes": []}, "__driver_gate": GATE}
-        hosts = {"node1": running.local(**{**known, **variables})}
-        (self.folder / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
-        (self.folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
-        code, report, output = running.told(self.folder, "-i", "hosts.json", "play.yml")
+        inventory = {"all": {"hosts": {"node1": running.local(**{**known, **variables})}}}
+        play = {"hosts": "all", "gather_facts": False, "tasks": tasks}
+        code, report, output = running.told(self.folder, inventory=inventory, plays=[play])
         return code, report["stats"]["node1"]["changed"], output
 
 
@@ -80,9 +79,8 @@ def test_inside_host_it_makes_no_remote_call_and_alone_it_reads_the_node_once(tm
     for name in ("h100-8x-cx7-ib", "doca-loaded-differs-from-disk"):
         root = tree.lay_out(tree.load(name), tmp_path / name)
         hosts[name] = running.local(discovery_root=str(root), limits_services=["containerd"])
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"hosts": hosts}}))
-    environment = running.environment(tmp_path / "record")
-    code, output = running.play(tmp_path, "-i", "hosts.yml", f"gpufabric.rdma.{playbook}", **environment)
+    own = {"inventory": {"gpu_nodes": {"hosts": hosts}}, **running.environment(tmp_path / "record")}
+    code, output = running.play(tmp_path, f"gpufabric.rdma.{playbook}", **own)
     assert code == 0, output
     told = running.written(tmp_path / "record")
     # A local connection does not pipeline: a module is several calls, each named by task and effect.
@@ -148,9 +146,8 @@ def test_bundle_repository_file_and_keys(tmp_path):
         }
         for name, (given, _expected) in cases.items()
     ]
-    (tmp_path / "play.yml").write_text(yaml.safe_dump(plays))
-    words = ("-i", "localhost,", "-c", "local", "play.yml")
-    code, output = running.play(tmp_path, *words, ANSIBLE_CALLBACK_RESULT_FORMAT="json")
+    words = ("-i", "localhost,", "-c", "local")
+    code, output = running.play(tmp_path, *words, plays=plays, ANSIBLE_CALLBACK_RESULT_FORMAT="json")
     assert code == 0, output
     told = [json.loads(text).removeprefix("CASE ") for text in re.findall(r'"msg": ("CASE .*")', output)]
     seen = {name: json.loads(value) for name, _equals, value in (text.partition("=") for text in told)}
@@ -172,7 +169,7 @@ def test_a_package_that_was_unpacked_half_way_is_no_repository(tmp_path):
     given = {"driver_flavor": "doca", "driver_host_package": str(package), "driver_host_package_sha256": checksum}
     given |= running.local(__driver_unpacked=str(place), role_path=str(role))
     play = {"hosts": "localhost", "gather_facts": False, "vars_files": [str(role / "vars/main.yml")], "tasks": tasks}
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([{**play, "vars": {**DEFAULTS, "role_path": str(role)}}]))
+    play["vars"] = {**DEFAULTS, "role_path": str(role)}
     (tmp_path / "bin").mkdir()
     repository = f"usr/share/doca-host/repo/{'x' * 8}"
 
@@ -180,7 +177,7 @@ def test_a_package_that_was_unpacked_half_way_is_no_repository(tmp_path):
         script = f'#!/bin/sh\nmkdir -p "$3/{repository}" && {ends} "$3/{repository}/Packages"\n'
         (tmp_path / "bin/dpkg-deb").write_text(script)
         (tmp_path / "bin/dpkg-deb").chmod(0o755)
-        return running.play(tmp_path, "-i", "localhost,", "-c", "local", "play.yml", "-e", json.dumps(given))
+        return running.play(tmp_path, "-i", "localhost,", "-c", "local", "-e", json.dumps(given), plays=[play])
 
     code, output = run("cp /nonexistent")
     assert (code != 0, [path.suffix for path in place.glob("*/")]) == (True, [".part"]), output

@@ -40,11 +40,11 @@ class Site:
         rails = [{"hca": "rxe0"}, {"hca": "rxe1"}]
         common = running.local(discovery_software_hcas=True, discovery_rails=rails, **VARIABLES)
         nodes = {"hosts": {root.name: {"discovery_root": str(root)} for root in self.roots}, "vars": common}
-        inventory = {"gpu_nodes": nodes, "k3s_servers": {"hosts": {"node1": {}}}}
-        (folder / "hosts.json").write_text(json.dumps(inventory))
+        self.inventory = {"gpu_nodes": nodes, "k3s_servers": {"hosts": {"node1": {}}}}
 
     def play(self, name: str, *arguments: str, **variables) -> tuple[int, str]:
-        return running.play(self.folder, "-i", "hosts.json", name, "--diff", "-e", json.dumps(variables), *arguments)
+        words = (name, "--diff", "-e", json.dumps(variables), *arguments)
+        return running.play(self.folder, *words, inventory=self.inventory)
 
     def render(self, *arguments: str, **variables) -> tuple[int, str]:
         return self.play("gpufabric.rdma.render", *arguments, **variables)

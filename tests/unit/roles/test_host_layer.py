@@ -1,7 +1,6 @@
 """The roles of the host layer as a play: a captured node's tree, this machine's Python, no SSH."""
 
 import json
-import os
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import enabled
@@ -28,9 +27,8 @@ def play(tmp_path):
         # Never this machine: a host without a tree of its own gets an empty one.
         (tmp_path / "empty").mkdir(exist_ok=True)
         common = running.local(discovery_root=str(tmp_path / "empty"))
-        (tmp_path / "play.yml").write_text(json.dumps([playbook]))
-        (tmp_path / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": common}}))
-        return running.told(tmp_path, "-i", "hosts.json", "play.yml", *arguments)
+        inventory = {"all": {"hosts": hosts, "vars": common}}
+        return running.told(tmp_path, *arguments, inventory=inventory, plays=[playbook])
 
     return run
 
@@ -50,15 +48,7 @@ def changes(done) -> set:
 
 
 def files(root) -> dict:
-    """{path: its mode and text, or what it links to}"""
-    return {
-        str(path.relative_to(root)): os.readlink(path)
-        if path.is_symlink()
-        else (path.stat().st_mode & 0o777, path.read_text())
-        for folder in ("etc", "usr/local")
-        for path in (root / folder).rglob("*")
-        if path.is_symlink() or path.is_file()
-    }
+    return tree.contents(root, "etc", "usr/local")
 
 
 def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
@@ -85,7 +75,7 @@ def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
     assert changes(done) >= written | {enabled(paths.OWN_LINKS_UNIT)[0]}
     for path in written:
         mode, text = settled[path.lstrip("/")]
-        assert (mode, text.startswith(paths.HEADER + "\n")) == (0o644, True), path
+        assert (mode, text.startswith(f"{paths.HEADER}\n".encode())) == (0o644, True), path
     for result in results(checked)["node"].values():
         made = [change["after"].strip() for change in result.get("changes", [])]
         assert [entry["after"].strip() for entry in result.get("diff") or []] == made

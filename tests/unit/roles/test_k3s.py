@@ -36,20 +36,13 @@ def play(tmp_path, bundle):
 
     def run(playbook, *arguments, **variables):
         common = running.local(k3s_bundle_dir=str(bundle), **variables)
-        (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": hosts}}))
-        return running.play(tmp_path, "-i", "hosts.yml", playbook, *arguments)
+        return running.play(tmp_path, playbook, *arguments, inventory={"gpu_nodes": {"vars": common, "hosts": hosts}})
 
     return run
 
 
 def files(root):
-    """{path: (mode, content)} of what a run may write."""
-    return {
-        str(path.relative_to(root)): (path.stat().st_mode & 0o7777, path.read_bytes())
-        for directory in ("etc", "usr/local", "var/lib/rancher", "opt")
-        for path in (root / directory).rglob("*")
-        if path.is_file() and not path.is_symlink()
-    }
+    return tree.contents(root, "etc", "usr/local", "var/lib/rancher", "opt")
 
 
 def test_refused_then_announced_then_run_then_nothing_left_to_do_then_removed(play, tmp_path, bundle):
@@ -246,9 +239,11 @@ def test_a_kubeconfig_has_ca_and_credentials_of_the_server_and_nothing_else_of_i
     planned = {"hosts": {"a": {"k3s": {"server_url": "https://192.0.2.1:6443"}}}, "pod": pod}
     known = running.local(discovery_root=str(tmp_path / "server"), __discovery_planned=planned)
     task = {"ansible.builtin.include_role": {**role, "rolespec_validate": False}}
-    (tmp_path / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
-    (tmp_path / "hosts.json").write_text(json.dumps({"gpu_nodes": {"hosts": {"a": known}}}))
-    code, output = running.play(tmp_path, "-i", "hosts.json", "play.json", HOME=str(home), ANSIBLE_HOME=str(tmp_path))
+    run = {
+        "inventory": {"gpu_nodes": {"hosts": {"a": known}}},
+        "plays": [{"hosts": "all", "gather_facts": False, "tasks": [task]}],
+    }
+    code, output = running.play(tmp_path, **run, HOME=str(home), ANSIBLE_HOME=str(tmp_path))
     assert code == 0, output
     file = home / ".kube/gpufabric-a.yml"
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)

@@ -97,15 +97,13 @@ class Site:
     def write(self, nodes, played="gpu_nodes", **others):
         groups = {"gpu_nodes": nodes, "k3s_servers": {"node1": None}, **others}
         children = {name: {"hosts": hosts, "vars": self.common} for name, hosts in groups.items()}
-        (self.folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": children}}))
-        (self.folder / "play.yml").write_text(yaml.safe_dump([{**PLAY, "hosts": played}]))
+        self.site = {"inventory": {"all": {"children": children}}, "plays": [{**PLAY, "hosts": played}]}
 
     def networks(self):
         return [item for item in self.cluster.objects.values() if item["kind"] == "NetworkAttachmentDefinition"]
 
     def run(self, *arguments, **variables):
-        words = ("-i", "hosts.yml", "play.yml", "--diff", "-e", json.dumps(variables))
-        code, output = running.play(self.folder, *words, *arguments)
+        code, output = running.play(self.folder, "--diff", "-e", json.dumps(variables), *arguments, **self.site)
         assert "Traceback" not in output
         return code, " ".join(output.split())
 

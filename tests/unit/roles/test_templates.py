@@ -102,9 +102,8 @@ def test_no_option_takes_what_cannot_be_printed(name):
     option = rendering.options()[name]
     several = option["type"] == "dict" or "options" in option
     for text in UNPRINTABLE + ([] if several else LINES):
-        value = [text] if option["type"] == "list" else {"x": text} if option["type"] == "dict" else text
-        if option.get("options"):
-            value = [{next(iter(option["options"])): text}]
+        fields = option.get("options")
+        value = [{next(iter(fields)): text}] if fields else rendering.planted(name, text)
         found = findings_of(name, value)
         assert [finding.object for finding in found] != [], ascii(text)
 

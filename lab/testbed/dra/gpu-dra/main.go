@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -19,32 +20,31 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/kubernetes/test/e2e/dra/test-driver/app"
+)
 
-	"testbed/dra/tree"
+const (
+	driver    = "gpu.example.com"
+	data      = "/var/lib/kubelet/plugins/" + driver
+	registry  = "/var/lib/kubelet/plugins_registry"
+	cdi       = "/var/run/cdi"
+	functions = "/sys/bus/pci/devices"
 )
 
 func main() {
-	var (
-		driver     = flag.String("driver", "gpu.example.com", "name of the driver")
-		node       = flag.String("node-name", "", "name of the node whose GPUs these are")
-		kubeconfig = flag.String("kubeconfig", "", "how to reach the API server")
-		root       = flag.String("root", "/", "the tree whose sys/bus/pci is read")
-		class      = flag.String("class", "0302", "PCI class, or its first digits, of what plays a GPU")
-		plugins    = flag.String("plugins-dir", "/var/lib/kubelet/plugins", "folder of the driver's folder")
-		registry   = flag.String("plugins-registry", "/var/lib/kubelet/plugins_registry", "where the kubelet looks for drivers")
-		cdi        = flag.String("cdi-dir", "/var/run/cdi", "where CDI specs go")
-	)
+	node := flag.String("node-name", "", "name of the node whose GPUs these are")
+	kubeconfig := flag.String("kubeconfig", "", "how to reach the API server")
+	class := flag.String("class", "0302", "PCI class, or its first digits, of what plays a GPU")
 	flag.Parse()
-	if err := run(*driver, *node, *kubeconfig, *root, *class, *plugins+"/"+*driver, *registry, *cdi); err != nil {
+	if err := run(*node, *kubeconfig, *class); err != nil {
 		fmt.Fprintln(os.Stderr, "gpu-dra:", err)
 		os.Exit(1)
 	}
 }
 
-func run(driver, node, kubeconfig, root, class, data, registry, cdi string) error {
+func run(node, kubeconfig, class string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	devices, err := gpus(root, class)
+	devices, err := gpus(class)
 	if err != nil {
 		return err
 	}
@@ -74,29 +74,35 @@ func run(driver, node, kubeconfig, root, class, data, registry, cdi string) erro
 	return nil
 }
 
-// gpus are the devices: index and PCI address under the driver's domain, the root under the standard name.
-func gpus(root, class string) ([]resourceapi.Device, error) {
-	functions, err := tree.Functions(root)
+// gpus are the devices, in order of their addresses: index and PCI address under the driver's domain, the root, as the helper
+// of Kubernetes' own drivers reads it, under the standard name.
+func gpus(class string) ([]resourceapi.Device, error) {
+	entries, err := os.ReadDir(functions)
 	if err != nil {
 		return nil, err
 	}
 	var devices []resourceapi.Device
-	for _, function := range functions {
-		if !strings.HasPrefix(function.Class, class) || function.Root == "" {
+	for _, entry := range entries {
+		address, index := entry.Name(), int64(len(devices))
+		text, err := os.ReadFile(filepath.Join(functions, address, "class"))
+		if err != nil || !strings.HasPrefix(strings.TrimPrefix(string(text), "0x"), class) {
 			continue
 		}
-		index := int64(len(devices))
+		root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(address)
+		if err != nil {
+			continue
+		}
 		devices = append(devices, resourceapi.Device{
 			Name: fmt.Sprintf("gpu-%d", index),
 			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 				"index":    {IntValue: &index},
-				"pciBusID": {StringValue: &function.Address},
-				deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &function.Root},
+				"pciBusID": {StringValue: &address},
+				deviceattribute.StandardDeviceAttributePCIeRoot: root.Value,
 			},
 		})
 	}
 	if len(devices) == 0 {
-		return nil, fmt.Errorf("no PCI function of class %s… below %s", class, root)
+		return nil, fmt.Errorf("no PCI function of class %s…", class)
 	}
 	return devices, nil
 }

@@ -8,7 +8,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.modules import fabric_tests, hca_facts, node_facts
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
-from ansible_collections.gpufabric.rdma.tests.unit.plugins.modules.test_network_modules import call
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.modules.test_host_modules import call
 
 
 @pytest.fixture

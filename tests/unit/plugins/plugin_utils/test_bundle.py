@@ -124,8 +124,10 @@ def test_an_image_that_no_node_may_pull_is_asked_for_with_its_digest_if_the_lock
 def test_each_wheel_that_a_nodes_python_takes_is_missed_and_no_other(python, architecture):
     machine = {"amd64": "x86_64", "arm64": "aarch64"}[architecture]
     every = {entry["file"] for wheel in LOCK["wheels"] for entry in wheel["files"]}
-    taken_here = set(wheels_of.fitting(LOCK["wheels"], python, machine))
-    assert len(taken_here) == len(LOCK["wheels"]), "one file of each package"
+    taken_here = wheels_of.fitting(LOCK["wheels"], python, machine)
+    assert sorted(wheel["name"] for wheel in taken_here.values()) == sorted(wheel["name"] for wheel in LOCK["wheels"])
+    assert wheels_of.without(LOCK["wheels"], python, machine) == []
+    assert all(machine in file or file.endswith("-any.whl") for file in taken_here)
     made = node(architecture, python=python, wheels="/srv/wheels")
     assert needs.lacking_wheels(made, every, LOCK["wheels"]) == []
     for name in every:

@@ -45,12 +45,10 @@ def test_networks_of_a_git_folder_are_linted_against_the_nodes(changes, wrong):
     assert not act("nad_lint", objects, {}).get("failed")
 
 
-@pytest.mark.parametrize(("ipam", "ids"), [("nv-ipam", ["networks:blocks"]), ("whereabouts", []), ("dhcp", ["", ""])])
+@pytest.mark.parametrize(("ipam", "ids"), [("whereabouts", []), ("dhcp", ["", ""])])
 def test_networks_are_planned_for_nodes_of_any_source(ipam, ids):
     network = {"name": "fabric", "type": "macvlan", "master": "eth2", "ipam": ipam, "subnet": "198.51.100.0/24"}
     given = {"networks_components": [ipam], "networks_attachments": [{**network, "exclude": ["198.51.100.16/28"]}]}
-    if ipam == "nv-ipam":
-        given["networks_attachments"][0].update(exclude=["198.51.100.0/25", "198.51.100.128/26"])
     said = act("nad_lint", {"variables": given, "nodes": [node(0), node(1)]}, {})
     assert [finding["id"] for finding in said["findings"]] == ids, said
     assert ("objects" in said) == (ipam != "dhcp")

@@ -100,9 +100,7 @@ NIC_IDS = ("dcbx", "trust", "dscp", "cnp-dscp", "pfc", "pause")
 @pytest.mark.parametrize(("plan", "nic", "failed", "unverified"), [
     ("doroce", {}, [], []),
     ("oracle", {}, ["dscp", "cnp-dscp", "pfc"], []),
-    ("doroce", {"trust": "pcp", "dscp": {}}, ["trust", "dscp", "cnp-dscp"], []),
     ("doroce", {"pfc": {"priorities": [3, 6]}, "pause": {"rx": True, "tx": False}}, ["pfc", "pause"], []),
-    ("doroce", {"dcbx": "firmware"}, ["dcbx"], []),
     ("doroce", {"pfc": None, "pause": "unknown: cut off"}, [], ["pfc", "pause"]),
     ("doroce", dict.fromkeys(("trust", "dscp", "pfc", "dcbx", "pause")), [], None),
     (None, {"pfc": {"priorities": [3, 6]}}, None, []),

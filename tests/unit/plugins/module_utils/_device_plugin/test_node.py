@@ -141,15 +141,6 @@ def test_what_is_served_over_dra_is_asked_for_at_the_drivers_socket(tmp_path, pu
     assert node.served(str(tmp_path)) == {}
 
 
-@pytest.mark.parametrize("python", ["3.9", "3.12", "3.14"])
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_each_node_gets_one_wheel_of_each_package(python, machine):
-    found = wheels.fitting(LOCKED, python, machine)
-    assert sorted(wheel["name"] for wheel in found.values()) == sorted(wheel["name"] for wheel in LOCKED)
-    assert wheels.without(LOCKED, python, machine) == []
-    assert all(machine in file or file.endswith("-any.whl") for file in found)
-
-
 def test_pip_gets_every_locked_hash_and_not_itself():
     lines = wheels.requirements(LOCKED).splitlines()
     listed = [wheel for wheel in LOCKED if wheel["name"] != "pip"]

@@ -14,25 +14,21 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload impo
     save,
     wait_for,
 )
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.plugins.modules import driver_reload
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils.hca.conftest import Node
 
 MAC = "a0:88:c2:b0:00:00"
 
 
-class Kernel:
+class Kernel(Node):
     """A tree with loaded modules, and a modprobe that takes them out and puts them in."""
 
     def __init__(self, root, *modules, held=()):
-        self.root, self.held, self.calls = root, held, []
+        super().__init__(root)
+        self.held, self.calls = held, []
         for name in modules:
-            self.write(f"/sys/module/{name}/refcnt", "0")
-        self.tree = Tree(str(root))
-
-    def write(self, path, text):
-        target = self.root / path.lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text + "\n")
+            self.module(name)
 
     def run(self, argv):
         self.calls.append(" ".join(argv))
@@ -41,13 +37,12 @@ class Kernel:
                 return 1, "", f"modprobe: FATAL: Module {argv[2]} is in use.\n"
             shutil.rmtree(self.root / f"sys/module/{argv[2]}")
         elif argv[0] == "modprobe":
-            self.write(f"/sys/module/{argv[1]}/refcnt", "0")
+            self.module(argv[1])
         return 0, "", ""
 
     def interface(self, name, **values):
-        for key, value in {"address": MAC, "mtu": "1500", "flags": "0x1002", **values}.items():
-            self.write(f"/sys/class/net/{name}/{key}", value)
-        (self.root / f"sys/class/net/{name}/device").symlink_to("../../../bus/pci/devices/0000:3b:00.0")
+        self.files(f"/sys/class/net/{name}", **{"address": MAC, "mtu": "1500", "flags": "0x1002", **values})
+        self.link(f"/sys/class/net/{name}/device", "/sys/bus/pci/devices/0000:3b:00.0")
 
 
 STACK = ("mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs", "mlx_compat")
@@ -55,7 +50,7 @@ STACK = ("mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs", "mlx_compat")
 
 def test_users_go_before_providers_and_come_back_after_them(tmp_path):
     kernel = Kernel(tmp_path, *STACK, "nvidia_peermem")
-    reload(kernel.tree, kernel.run)
+    reload(kernel.tree(), kernel.run)
     gone = ["nvidia_peermem", "mlx5_ib", "ib_uverbs", "ib_core", "mlx5_core", "mlx_compat"]
     back = ["mlx5_core", "ib_core", "ib_uverbs", "mlx5_ib", "nvidia_peermem"]
     assert kernel.calls == [*(f"modprobe --remove {name}" for name in gone), *(f"modprobe {name}" for name in back)]
@@ -64,7 +59,7 @@ def test_users_go_before_providers_and_come_back_after_them(tmp_path):
 def test_openibd_reloads_its_own_stack(tmp_path):
     kernel = Kernel(tmp_path, *STACK, "nvidia_peermem")
     kernel.write("/etc/init.d/openibd", "#!/bin/bash")
-    reload(kernel.tree, kernel.run)
+    reload(kernel.tree(), kernel.run)
     around = ("modprobe --remove nvidia_peermem", "modprobe nvidia_peermem")
     assert kernel.calls == [around[0], "systemctl restart openibd.service", around[1]]
 
@@ -72,11 +67,11 @@ def test_openibd_reloads_its_own_stack(tmp_path):
 def test_a_module_that_is_held_ends_the_reload_with_everything_loaded_again(tmp_path):
     kernel = Kernel(tmp_path, *STACK, held=("ib_core",))
     with pytest.raises(Refused) as refused:
-        reload(kernel.tree, kernel.run)
+        reload(kernel.tree(), kernel.run)
     (finding,) = refused.value.findings
     assert (finding.object, finding.seen) == ("module ib_core", "modprobe: FATAL: Module ib_core is in use.")
     assert kernel.calls[-2:] == ["modprobe ib_uverbs", "modprobe mlx5_ib"]
-    assert all(kernel.tree.isdir(f"/sys/module/{name}") for name in STACK)
+    assert all(kernel.tree().isdir(f"/sys/module/{name}") for name in STACK)
 
 
 NUMVFS, VF_MAC = (f"/sys/bus/pci/devices/0000:3b:00.0/{name}" for name in ("sriov_numvfs", "sriov/0/mac"))
@@ -95,8 +90,8 @@ def test_what_is_as_it_was_is_left_alone(tmp_path):
     kernel.interface("new0", mtu="9000", flags="0x1003")
     kernel.write(NUMVFS, "2")
     kernel.write(VF_MAC, "02:00:00:00:00:01")
-    assert [" ".join(command.argv) for command in restoration(kernel.tree, SAVED, {MAC: "new0"})] == SETTINGS[2:]
-    assert restoration(kernel.tree, NO_VFS, {MAC: None}) == []
+    assert [" ".join(command.argv) for command in restoration(kernel.tree(), SAVED, {MAC: "new0"})] == SETTINGS[2:]
+    assert restoration(kernel.tree(), NO_VFS, {MAC: None}) == []
 
 
 def test_a_name_counts_once_it_has_settled(tmp_path):
@@ -107,16 +102,16 @@ def test_a_name_counts_once_it_has_settled(tmp_path):
         shutil.rmtree(tmp_path / "sys/class/net", ignore_errors=True)
         kernel.interface(next(names, "enp59s0"))
 
-    assert wait_for(kernel.tree, [MAC], -1, sleep) == {MAC: None}
-    assert wait_for(kernel.tree, [MAC], 60, sleep) == {MAC: "enp59s0"}
+    assert wait_for(kernel.tree(), [MAC], -1, sleep) == {MAC: None}
+    assert wait_for(kernel.tree(), [MAC], 60, sleep) == {MAC: "enp59s0"}
 
 
 def again(kernel, given=None, agree=True, allowed=True):
     """One run of the module on the node; the commands that it ran, and what it could not do."""
     kernel.calls, part = [], {"flavor": "doca", "version": "25.10", "srcversion": "A"}
     facts = {"driver": {"agree": agree, "loaded": part, "on_disk": part}}
-    facts["unfinished"] = [name for name, path in paths.RECORDS.items() if kernel.tree.exists(path)]
-    made = plan(facts, given is not None, outlived(kernel.tree), allowed)
+    facts["unfinished"] = [name for name, path in paths.RECORDS.items() if kernel.tree().exists(path)]
+    made = plan(facts, given is not None, outlived(kernel.tree()), allowed)
     changes = made.changes
     if made.findings:
         return kernel.calls, [finding.object for finding in made.findings]
@@ -147,10 +142,10 @@ def test_a_vf_write_that_fails_loses_nothing(kernel):
     # Memory and disk agree by now, and the gate has nothing to say: any later run restores.
     calls, failed = again(kernel)
     assert (calls, failed) == (SETTINGS, [])
-    assert kernel.tree.read(NUMVFS) == "2"
-    assert kernel.tree.read(VF_MAC) == "02:00:00:00:00:01"
+    assert kernel.tree().read(NUMVFS) == "2"
+    assert kernel.tree().read(VF_MAC) == "02:00:00:00:00:01"
     assert again(kernel) == ([], [])
-    assert [path for path in paths.RECORDS.values() if kernel.tree.exists(path)] == []
+    assert [path for path in paths.RECORDS.values() if kernel.tree().exists(path)] == []
 
 
 def test_a_nic_that_comes_late_gets_its_settings_from_the_next_run(kernel):
@@ -186,18 +181,18 @@ def test_what_a_reload_left_is_restored_with_consent_and_in_its_own_boot(kernel,
     again(kernel, NO_VFS, agree=False)
     kernel.interface("new0")
     assert again(kernel, allowed=allowed) == (calls, failed)
-    assert kernel.tree.exists(paths.RECORDS["driver_reload"]) is kept
+    assert kernel.tree().exists(paths.RECORDS["driver_reload"]) is kept
     kernel.write(BOOT, "the next boot")
     assert again(kernel, allowed=allowed) == ([], [])
-    assert not kernel.tree.exists(paths.RECORDS["driver_reload"])
+    assert not kernel.tree().exists(paths.RECORDS["driver_reload"])
 
 
 @pytest.mark.parametrize(("boot", "kept"), [("this boot", [MAC]), ("another", [])])
 def test_a_reload_takes_up_the_record_of_its_own_boot_only(kernel, boot, kept):
     kernel.write(BOOT, boot)
-    save(kernel.tree, str(kernel.root), NO_VFS)
+    save(kernel.tree(), str(kernel.root), NO_VFS)
     kernel.write(BOOT, "this boot")
-    both = save(kernel.tree, str(kernel.root), {"netdevs": [], "virtual_functions": []})
+    both = save(kernel.tree(), str(kernel.root), {"netdevs": [], "virtual_functions": []})
     assert [entry["mac"] for entry in both["netdevs"]] == kept
 
 
@@ -205,12 +200,12 @@ def test_a_reload_takes_up_the_record_of_its_own_boot_only(kernel, boot, kept):
 def test_virtual_functions_are_those_of_the_card_that_had_them(kernel, present, enabled):
     address = NUMVFS.replace("sriov_numvfs", "net/x/address")
     kernel.write(address, MAC)
-    kept = save(kernel.tree, str(kernel.root), SAVED)
+    kept = save(kernel.tree(), str(kernel.root), SAVED)
     kernel.write(NUMVFS, "0")
     kernel.write(VF_MAC, "00:00:00:00:00:00")
     (kernel.root / address[1:]).unlink()
     (kernel.root / address[1:]).parent.rmdir()
     if present:
         kernel.write(address, present)
-    restore(kernel.tree, str(kernel.root), kept, -1, kernel.run)
-    assert kernel.tree.read(NUMVFS) == enabled
+    restore(kernel.tree(), str(kernel.root), kept, -1, kernel.run)
+    assert kernel.tree().read(NUMVFS) == enabled

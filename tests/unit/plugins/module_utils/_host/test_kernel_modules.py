@@ -7,13 +7,20 @@ import subprocess
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import initramfs, module_file
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import REFUSED, SYMBOL, complete
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import (
+    REFUSED,
+    SYMBOL,
+    VERDICTS,
+    complete,
+    diagnose,
+    examine,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import PEERMEM, PEERMEM_SOFTDEP, plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.modules.kernel_modules import SUBSET
-from ansible_collections.gpufabric.rdma.tests.tools.kernel_modules import DKMS, GPU, OFED, OPEN, Node
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils.hca import conftest
 
 LOADED = {"loaded": True, "builtin": False, "available": True, "persisted": [], "blocked_by": []}
 ABSENT = {**LOADED, "loaded": False}
@@ -210,6 +217,39 @@ def test_what_cannot_be_rebuilt_from_here_is_reported(facts, container, root, ge
 
 PEERMEM_OBJECT, STACK = "module nvidia_peermem", "kernel/ib_core.ko"
 OLD_KERNEL = "5.15.0-1-generic"
+OFED, DKMS = "updates/dkms/ib_core.ko", "updates/dkms/nvidia-peermem.ko"
+GPU = "/sys/devices/pci0000:00/0000:17:00.0"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build"
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08"
+
+
+class Node(conftest.Node):
+    """A node with one GPU, the NVIDIA driver loaded, and the modules that a test puts in."""
+
+    def __init__(self, root, kernel):
+        super().__init__(root)
+        self.kernel, self.modules = kernel, []
+        self.write("/proc/sys/kernel/osrelease", kernel)
+        self.pci("pci0000:00/0000:17:00.0", "10de", "2330", "0x030200")
+        self.write("/proc/driver/nvidia/version", CLOSED)
+        self.write("/sys/module/nvidia/version", "570.172.08")
+
+    def add(self, source, path):
+        """Puts a module file where depmod would list it."""
+        self.modules.append(path)
+        data = source.read_bytes()
+        if path.endswith(".zst"):
+            data = subprocess.run(["zstd", "-q", "-c", str(source)], check=True, capture_output=True).stdout
+        self.write(f"/lib/modules/{self.kernel}/{path}", data)
+        return self.write(f"/lib/modules/{self.kernel}/modules.dep", "\n".join(f"{name}:" for name in self.modules))
+
+    def gathered(self, subset=("gpus", "driver", "modules", "gpudirect")):
+        return gather(self.tree(), Seams.none(), list(subset))
+
+    def diagnose(self, policy="auto", run=None):
+        found = diagnose(examine(self.tree(), self.gathered(), None, run), policy)
+        assert found.verdict in VERDICTS
+        return found
 
 
 @pytest.fixture
@@ -222,8 +262,8 @@ def modules(node, built):
     """Puts ib_core of one build and nvidia-peermem of another; returns the node."""
 
     def put(core, client, where=OFED, ending=""):
-        node.module(built[core] / "ib_core.ko", where + ending)
-        return node.module(built[client] / "nvidia-peermem.ko", DKMS + ending)
+        node.add(built[core] / "ib_core.ko", where + ending)
+        return node.add(built[client] / "nvidia-peermem.ko", DKMS + ending)
 
     return put
 
@@ -235,7 +275,7 @@ def wrong_tree(node, built):
 
 
 def legacy(node, built):
-    node.module(built["old"] / "nvidia-peermem.ko", "updates/dkms/nv_peer_mem.ko")
+    node.add(built["old"] / "nvidia-peermem.ko", "updates/dkms/nv_peer_mem.ko")
 
 
 def stale(node, _built):
@@ -314,7 +354,7 @@ def test_what_is_blocked_loaded_missing_or_of_another_version(node, modules):
 
 def test_nodes_of_another_kernel_without_driver_or_gpu(tmp_path, modules, node, built):
     other = Node(tmp_path / "other", "6.99.0-1-generic")
-    other.module(built["old"] / "ib_core.ko", OFED).module(built["old"] / "nvidia-peermem.ko", DKMS)
+    other.add(built["old"] / "ib_core.ko", OFED).add(built["old"] / "nvidia-peermem.ko", DKMS)
     assert other.diagnose().verdict == "wrong-kernel"
     node.host("/proc/driver/nvidia/version").unlink()
     shutil.rmtree(node.host("/sys/module/nvidia"))
@@ -331,8 +371,7 @@ def test_a_truncated_file_is_not_a_module(built):
 
 def decided(node, gpudirect="auto", **more):
     """(fact gpudirect, Plan, whether it is loaded now, whether it is listed for the boot)"""
-    tree = Tree(str(node.root))
-    facts = json.loads(json.dumps(complete(gather(tree, Seams.none(), SUBSET), tree)))
+    facts = json.loads(json.dumps(complete(node.gathered(SUBSET), node.tree())))
     made = plan(facts, {"required": [], "ipoib": "never", "gpudirect": gpudirect, **more})
     loads = [change.object for change in made.changes if change.action == "load"]
     listed = next((change.after for change in made.changes if change.object == paths.OWN_MODULES_LOAD), "")

@@ -11,7 +11,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods a
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
 
 pytestmark = pytest.mark.usefixtures("short_names")
 
@@ -52,9 +52,8 @@ def node(number=1, rails=1, **changes):
 def nad(index=0, **changes):
     config = {"cniVersion": "0.3.1", "name": f"rail{index}", "type": "macvlan", "master": f"eth{index + 2}"}
     config["ipam"] = {"type": "whereabouts", "range": f"10.56.{index}.0/24"}
-    meta = {"name": f"rail{index}", "namespace": "default", "annotations": {kube_pods.RESOURCE: f"rdma/rail{index}"}}
-    known = {"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": meta}
-    return {**known, "spec": {"config": json.dumps({**config, **changes})}}
+    offered = {kube_pods.RESOURCE: f"rdma/rail{index}"}
+    return kubectl_cluster.attachment(f"rail{index}", "default", {**config, **changes}, offered)
 
 
 def cluster(nodes=None, nads=None, hosts=(), **changes):
