@@ -4,7 +4,7 @@ import pytest
 
 MODULES = ("mlx5_core", "mlx5_ib", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm")
 SERVICES = ("k3s", "k3s-agent", "containerd")
-HCAS = {"rxe0": "eth2", "rxe1": "eth3", **{f"rxe{rail}": f"dm{rail}" for rail in range(2, 8)}}
+HCAS = {f"rxe{rail}": f"eth{rail + 2}" for rail in range(8)}
 OUR_FILES = (
     "/etc/modules-load.d/gpufabric-rdma.conf",
     "/etc/modprobe.d/zz-gpufabric-rdma.conf",
