@@ -153,6 +153,13 @@ def test_names_that_no_node_has_are_wrong(facts_of):
     assert made["findings"] == []
 
 
+def test_names_that_nodes_have_are_taken_and_one_pool_of_two_is_reported(facts_of):
+    text = json.dumps(facts_of("h100-8x-cx7-ib")).replace("ibp24s0", "ibs1f0").replace("ibp58s0", "ibs1f1")
+    said = verdicts(compared(json.loads(text)))
+    verdict, _became, why = said[f"{PLUGIN}.config.configList[0].selectors"]
+    assert (verdict, "one pool of 2 HCAs" in why, said["spec.master"][0]) == ("taken", True, "taken")
+
+
 @pytest.mark.parametrize(
     ("flavor", "variables"),
     [

@@ -308,3 +308,9 @@ def test_what_is_no_kernel_of_grub(node, files, said, unknown):
     found, not_verified = node(files)
     assert found.startswith(said)
     assert (bool(found), len(not_verified)) == (bool(said), unknown)
+
+
+@pytest.mark.parametrize("prefix", ["/", "/@/boot/"])
+def test_paths_of_a_partition_and_of_a_subvolume_are_found(node, prefix):
+    text = DEFAULT.format("0") + DEBIAN.replace("/boot/", prefix)
+    assert node({"boot/grub/grub.cfg": text}, ["6.8"]) == ("", [])
