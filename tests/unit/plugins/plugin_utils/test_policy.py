@@ -240,6 +240,7 @@ TWO_POLICIES = [*documents("guide-000"), *changed("guide-001", 0, "metadata", "n
 def test_bad_input_is_refused_with_its_place(given_documents, place):
     findings = importer.run(given_documents)["findings"]
     assert [finding for finding in findings if place in finding.object], findings
+    assert all(all(finding[:4]) for finding in findings), "not one of the four facts is empty"
 
 
 CONFIG = '{"configList": [{"resourceName": "a", "selectors": {"vendors": ["15b3"]}}]}'

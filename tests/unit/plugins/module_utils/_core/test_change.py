@@ -106,6 +106,7 @@ def test_what_was_not_done_not_seen_or_is_worth_knowing_is_a_warning_with_the_no
     assert module.warn.mock_calls == [mock.call(f"{os.uname().nodename}: {said}") for said in ("one", "two", "three")]
     module.exit_json.assert_called_once_with(mode="shared", **result(plan, []))
     quiet.exit_json.assert_called_once_with(**result(Plan(), []))
+    assert result(plan, [Change("mode", "set", "exclusive", "shared\n")])["diff"][0]["before"] == "exclusive\n"
     quiet.warn.assert_not_called()
 
 

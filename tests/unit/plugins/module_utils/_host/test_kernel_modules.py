@@ -367,6 +367,7 @@ def test_a_truncated_file_is_not_a_module(built):
     data = (built["old"] / "ib_core.ko").read_bytes()
     assert module_file.parse(data[: len(data) // 2], "x") is None
     assert module_file.parse(b"#!/bin/sh\n", "x") is None
+    assert module_file.ModuleFile("x", {"depends": "ib_core,nvidia"}).depends == ["ib_core", "nvidia"]
 
 
 def decided(node, gpudirect="auto", **more):
