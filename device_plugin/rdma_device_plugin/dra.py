@@ -57,8 +57,9 @@ class DraService:
 
     def attach(self, server: grpc.aio.Server) -> None:
         serve(server, registration, "Registration", self)
+        plugin = _Plugin(self._preparer)
         for version in VERSIONS:
-            serve(server, api, "DRAPlugin", _Plugin(self._preparer), f"k8s.io.kubelet.pkg.apis.dra.{version}")
+            serve(server, api, "DRAPlugin", plugin, f"k8s.io.kubelet.pkg.apis.dra.{version}")
         serve(server, health_api, "DRAResourceHealth", self._health)
 
     def options(self) -> Any:

@@ -81,17 +81,17 @@ def fill(settings: Settings) -> None:
         variables.unlink(missing_ok=True)
         return
     say(f"cluster: {chosen} ({why})")
+    given = {"k3s_bundle_dir": str(folder)}
     if chosen == "release":
         say("not verified: no run on the release itself is on record; docs/evidence.md has those on the test bed")
         fill_by_playbook(folder)
     elif chosen == "testbed":
         from_testbed(settings, folder)
-    given = {"cluster": True, "k3s_bundle_dir": str(folder)}
-    if chosen == "mirror":
+    else:
         site = from_mirror(settings)
-        given = {"cluster": True, **site.variables}
+        given = site.variables
         environment.write_text("".join(f"{key}={value}\n" for key, value in site.environment.items()))
-    variables.write_text(json.dumps({**given, **LAB_VARIABLES}, indent=2) + "\n")
+    variables.write_text(json.dumps({"cluster": True, **given, **LAB_VARIABLES}, indent=2) + "\n")
 
 
 def fill_by_playbook(folder: pathlib.Path) -> None:

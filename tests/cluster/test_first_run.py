@@ -21,7 +21,7 @@ def test_test_pods_run_as_uid_1000_without_a_registry_and_without_an_image_of_th
     if cluster.first is None:
         pytest.skip("not verified in this session: the cluster was there already, saved by the one that made it")
     if cluster.given("k3s_bundle_dir") is None:
-        pytest.skip("the nodes pull their images: see the test of the mirror")
+        pytest.skip("not verified in this lab: its nodes pull their images, see the test of the mirror")
     bundle = yaml.safe_load((cluster.state / "bundle" / "bundle.yml").read_text())
     for name in cluster.nodes:
         passed = {check["id"]: check["seen"] for check in cluster.first.checks(name, "passed")}
@@ -51,7 +51,7 @@ def test_test_pods_run_as_uid_1000_without_a_registry_and_without_an_image_of_th
 def test_a_mirror_serves_the_nodes_the_run_and_a_bundle_folder(cluster, tmp_path):
     """The run fetches the files, and the nodes pull images by the lock's digest: no folder is named."""
     if cluster.given("k3s_bundle_dir") is not None:
-        pytest.skip("this lab has a bundle folder: LAB_CLUSTER=mirror has none")
+        pytest.skip("not verified in this lab: it has a bundle folder, LAB_CLUSTER=mirror has none")
     locked = yaml.safe_load(pathlib.Path(cluster.given("bundle_lock")).read_text())
     digests = {row["name"]: row["digests"]["amd64"] for row in locked["images"]}
     for name in cluster.nodes:

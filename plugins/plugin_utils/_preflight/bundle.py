@@ -40,10 +40,8 @@ def contradiction(typed: dict) -> list[Finding]:
     """A folder that brings the files, and nodes that fetch them."""
     if not typed["k3s_downloads_on_nodes"] or typed["k3s_bundle_dir"] == bundle_folder.cache():
         return []
-    wanted, seen = (
-        "false with k3s_bundle_dir, whose files are copied to the nodes",
-        f"true, and {typed['k3s_bundle_dir']}",
-    )
+    wanted = "false with k3s_bundle_dir, whose files are copied to the nodes"
+    seen = f"true, and {typed['k3s_bundle_dir']}"
     return [Finding("variable k3s_downloads_on_nodes", wanted, seen, "leave one of the two out and run again")]
 
 
