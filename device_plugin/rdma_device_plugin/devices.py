@@ -111,7 +111,9 @@ def published(known: Iterable[Device], form: Form) -> list[dict[str, Any]]:
             made["capacity"] = _capacity(device)
             made["allowMultipleAllocations"] = True
         if not device.up:
-            value = _NOT_IN_VALUE.sub("", device.state or "")[:63] or "unknown"
+            # An ACTIVE port has not been up for long enough, or goes down too often (health.flaps).
+            state = "unsteady" if device.state == pools.ACTIVE else device.state or ""
+            value = _NOT_IN_VALUE.sub("", state)[:63] or "unknown"
             made["taints"] = [{"key": TAINT, "value": value, "effect": device.pool.health.taint}]
         found += [{"name": name, **made} for name in device.names(form)]
     return found
