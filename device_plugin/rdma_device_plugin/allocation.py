@@ -43,7 +43,7 @@ class Offer(NamedTuple):
     groups: tuple[Group, ...] = ()
     count: int = 0
     known: int = 0
-    rdma_cm: bool = False
+    common: frozenset[str] = frozenset()
     # Ports that are up, by HCA: for environment variables only, not for the kubelet.
     active: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
@@ -80,9 +80,7 @@ class Offer(NamedTuple):
     def files(self, chosen: tuple[Hca, ...]) -> list[str]:
         """Character devices for a container with these HCAs."""
         found = [path for hca in chosen for path in pools.files(self.pool, hca)]
-        if pools.shares_rdma_cm(self.pool, chosen, self.rdma_cm):
-            found.append(pools.RDMA_CM)
-        return found
+        return found + pools.common_files(self.pool, chosen, self.common)
 
     def same_for_kubelet(self, other: Offer) -> bool:
         """Whether both look the same to the kubelet: `active` only affects containers."""
@@ -182,7 +180,7 @@ def offer(
     pool: Pool,
     chosen: tuple[Hca, ...],
     healthy: Mapping[str, bool],
-    rdma_cm: bool = True,
+    common: frozenset[str] = frozenset(pools.COMMON),
     exclusive: bool = False,
     active: Optional[Mapping[str, tuple[int, ...]]] = None,
     known: int = 0,
@@ -212,6 +210,6 @@ def offer(
         groups=tuple(groups),
         count=count,
         known=max(known, count),
-        rdma_cm=rdma_cm,
+        common=common,
         active=dict(active or {}),
     )

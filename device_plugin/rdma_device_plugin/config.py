@@ -29,7 +29,7 @@ NEEDS = ("required", "optional", "never")
 APIS = ("device-plugin", "dra")
 TAINTS = ("NoSchedule", "NoExecute")
 _FLAPS = 100
-CHAR_DEVICES = ("uverbs", "umad", "issm", "rdma_cm")
+CHAR_DEVICES = ("uverbs", "umad", "issm", "rdma_cm", "gdrdrv")
 
 KUBELET_SOCKET = "kubelet.sock"
 
@@ -79,6 +79,7 @@ class CharDevices(NamedTuple):
     umad: Optional[str] = None
     issm: Optional[str] = None
     rdma_cm: Optional[str] = None
+    gdrdrv: Optional[str] = None
 
 
 class Health(NamedTuple):

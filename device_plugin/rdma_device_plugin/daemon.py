@@ -365,7 +365,7 @@ class Plugin(State):
             pool,
             chosen,
             healthy,
-            rdma_cm=self.inventory.rdma_cm,
+            common=self.inventory.common,
             exclusive=self.inventory.exclusive,
             active=active,
             known=known,

@@ -31,7 +31,7 @@ def lines(config: Config, found: Inventory, reasons: dict[str, str]) -> list[str
     answer = []
     if found.exclusive:
         answer.append("node: RDMA netns mode exclusive, all devices are Unhealthy (wanted: shared)")
-    if not found.rdma_cm:
+    if "rdma_cm" not in found.common:
         answer.append("node: no /dev/infiniband/rdma_cm: load rdma_ucm (modprobe rdma_ucm)")
     for pool in config.pools:
         chosen = pools.members(pool, found)
@@ -39,11 +39,11 @@ def lines(config: Config, found: Inventory, reasons: dict[str, str]) -> list[str
             hca.name: pools.hca_healthy(pool.health, [port.state == pools.ACTIVE for port in hca.ports])
             for hca in chosen
         }
-        offer = allocation.offer(pool, chosen, states, found.rdma_cm, found.exclusive)
+        offer = allocation.offer(pool, chosen, states, found.common, found.exclusive)
         answer.append(f"pool {pool.resource}: {offer.count} devices, {offer.healthy} healthy, {len(chosen)} HCAs")
         answer += [f"  {text}" for text in [pools.moved(pool, found)] if text]
         for hca in found.hcas:
-            out = pools.judge(pool, hca, found.rdma_cm)
+            out = pools.judge(pool, hca, found.common)
             verdict = f"out: {out.text}" if out else f"in: {_ports(hca)}"
             answer.append(f"  {hca.label}: {verdict}")
         answer += [f"  {card.label}: out: {reasons.get(card.address, card.reason)}" for card in found.cards]

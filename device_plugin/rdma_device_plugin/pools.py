@@ -18,9 +18,10 @@ from .hca.seams import Seams
 from .hca.text import integer, is_unknown
 
 ACTIVE = "ACTIVE"
-RDMA_CM = "/dev/infiniband/rdma_cm"
+# Character devices that all HCAs of a node share, in the order in which containers get them.
+COMMON = {"rdma_cm": "/dev/infiniband/rdma_cm", "gdrdrv": "/dev/gdrdrv"}
 # Whichever is visible: the device's class entry, its module, or the node itself.
-_RDMA_CM_SIGNS = ("/sys/class/misc/rdma_cm", "/sys/module/rdma_ucm", RDMA_CM)
+_RDMA_CM_SIGNS = ("/sys/class/misc/rdma_cm", "/sys/module/rdma_ucm", COMMON["rdma_cm"])
 # Which module creates RDMA devices for a network driver's functions.
 _RDMA_MODULES = {
     "mlx5_core": "mlx5_ib",
@@ -32,7 +33,7 @@ _RDMA_MODULES = {
     "cxgb4": "iw_cxgb4",
     "hns3": "hns_roce_hw_v2",
 }
-_MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad", "issm": "ib_umad", "rdma_cm": "rdma_ucm"}
+_MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad", "issm": "ib_umad", "rdma_cm": "rdma_ucm", "gdrdrv": "gdrdrv"}
 
 
 def _names(netdevs: tuple[str, ...]) -> str:
@@ -109,11 +110,11 @@ class Card(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """A node at one moment. netns: shared, exclusive, or why that is unknown."""
+    """A node at one moment. common: which of COMMON are there. netns: shared, exclusive, or why that is unknown."""
 
     hcas: tuple[Hca, ...] = ()
     cards: tuple[Card, ...] = ()
-    rdma_cm: bool = False
+    common: frozenset[str] = frozenset()
     netns: str = netns.SHARED
 
     @property
@@ -193,9 +194,16 @@ def discover(tree: Tree, wanted: Wanted = _MINIMUM) -> Inventory:
     return Inventory(
         hcas=tuple(found),
         cards=cards,
-        rdma_cm=any(tree.exists(sign) for sign in _RDMA_CM_SIGNS),
+        common=_common(tree),
         netns=netns.running(tree),
     )
+
+
+def _common(tree: Tree) -> frozenset[str]:
+    # GDRCopy's module makes no device by itself; in a container without /dev the module has to do as a sign.
+    gdrdrv = COMMON["gdrdrv"] if tree.exists("/dev/infiniband") else "/sys/module/gdrdrv"
+    found = {"rdma_cm": any(tree.exists(sign) for sign in _RDMA_CM_SIGNS), "gdrdrv": tree.exists(gdrdrv)}
+    return frozenset(name for name, there in found.items() if there)
 
 
 def _details(tree: Tree, facts: list[dict], functions: dict[str, str], software: bool) -> dict[str, Details]:
@@ -263,13 +271,14 @@ def needs(wanted: CharDevices, hca: Hca) -> dict[str, str]:
         "umad": "required" if infiniband else "optional",
         "issm": "optional",
         "rdma_cm": "required" if plain else "optional",
+        "gdrdrv": "never",
     }
     return {name: getattr(wanted, name) or default for name, default in derived.items()}
 
 
-def judge(pool: Pool, hca: Hca, rdma_cm: bool = True) -> Optional[Out]:
+def judge(pool: Pool, hca: Hca, common: frozenset[str] = frozenset(COMMON)) -> Optional[Out]:
     """Why an HCA is not in a pool; None when it is."""
-    return unselected(pool, hca) or _incomplete(pool, hca, rdma_cm)
+    return unselected(pool, hca) or _incomplete(pool, hca, common)
 
 
 def unselected(pool: Pool, hca: Hca) -> Optional[Out]:
@@ -307,9 +316,9 @@ def _unlike(name: str, wanted: tuple, seen: tuple) -> Out:
     return Out(name, f"{name}: wanted {', '.join(map(str, wanted))}, it has {shown}")
 
 
-def _incomplete(pool: Pool, hca: Hca, rdma_cm: bool) -> Optional[Out]:
-    present = {"uverbs": hca.uverbs, "umad": hca.umad, "issm": hca.issm, "rdma_cm": rdma_cm}
-    missing = [name for name, need in needs(pool.char_devices, hca).items() if need == "required" and not present[name]]
+def _incomplete(pool: Pool, hca: Hca, common: frozenset[str]) -> Optional[Out]:
+    required = [name for name, need in needs(pool.char_devices, hca).items() if need == "required"]
+    missing = [name for name in required if not (name in common if name in COMMON else getattr(hca, name))]
     if not missing:
         return None
     modules = " ".join(sorted({_MODULES[name] for name in missing}))
@@ -321,7 +330,7 @@ def _incomplete(pool: Pool, hca: Hca, rdma_cm: bool) -> Optional[Out]:
 
 def members(pool: Pool, inventory: Inventory) -> tuple[Hca, ...]:
     """The HCAs behind a pool, in the inventory's order."""
-    return tuple(hca for hca in inventory.hcas if judge(pool, hca, inventory.rdma_cm) is None)
+    return tuple(hca for hca in inventory.hcas if judge(pool, hca, inventory.common) is None)
 
 
 def moved(pool: Pool, inventory: Inventory) -> str:
@@ -338,7 +347,7 @@ def moved(pool: Pool, inventory: Inventory) -> str:
 
 
 def files(pool: Pool, hca: Hca) -> tuple[str, ...]:
-    """Character devices of one HCA that a container gets, in upstream's order; without rdma_cm."""
+    """Character devices of one HCA that a container gets, in upstream's order; without COMMON."""
     need = needs(pool.char_devices, hca)
     return tuple(
         f"/dev/infiniband/{name}"
@@ -348,9 +357,10 @@ def files(pool: Pool, hca: Hca) -> tuple[str, ...]:
     )
 
 
-def shares_rdma_cm(pool: Pool, chosen: tuple[Hca, ...], rdma_cm: bool) -> bool:
-    """Whether containers of these HCAs get /dev/infiniband/rdma_cm."""
-    return rdma_cm and any(needs(pool.char_devices, hca)["rdma_cm"] != "never" for hca in chosen)
+def common_files(pool: Pool, chosen: tuple[Hca, ...], common: frozenset[str]) -> list[str]:
+    """Which of COMMON containers of these HCAs get."""
+    wanted = [needs(pool.char_devices, hca) for hca in chosen]
+    return [COMMON[name] for name in COMMON if name in common and any(need[name] != "never" for need in wanted)]
 
 
 def present(root: str, paths_wanted: tuple[str, ...]) -> bool:

@@ -195,7 +195,7 @@ class Preparer:
         )
 
     def _paths(self, device: Device) -> tuple[str, ...]:
-        offer = allocation.Offer(device.pool, rdma_cm=self.inventory.rdma_cm)
+        offer = allocation.Offer(device.pool, common=self.inventory.common)
         return tuple(offer.files((device.hca,)))
 
     # Files.

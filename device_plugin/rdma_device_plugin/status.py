@@ -125,7 +125,7 @@ def report(config: Config, inventory: Inventory) -> None:
     """Log what a scan found, where it differs from the last one."""
     for pool in config.pools:
         for hca in inventory.hcas:
-            out = pools.judge(pool, hca, inventory.rdma_cm)
+            out = pools.judge(pool, hca, inventory.common)
             # Only HCAs that are selected but left out are logged; `explain` covers the rest.
             if out and out.code.startswith("no-"):
                 log.on_change(

@@ -1,5 +1,7 @@
 """Discovery over captured nodes, selectors, character devices, health: everything that is decided without a socket."""
 
+import shutil
+
 import pytest
 from harness import Node, document, entry
 from hypothesis import given
@@ -51,7 +53,9 @@ def card(name="mlx5_0", **more):
     ({"extraSelectors": {"pciAddresses": ["0000:01:00.0"]}}, [card(netdevs=())], False),
 ])  # fmt: skip
 def test_an_interface_that_a_pod_has_taken_is_missed(selectors, there, told):
-    found = pools.moved(pool(**{"selectors": {}, **selectors}), pools.Inventory(hcas=tuple(there), rdma_cm=True))
+    found = pools.moved(
+        pool(**{"selectors": {}, **selectors}), pools.Inventory(hcas=tuple(there), common=frozenset(["rdma_cm"]))
+    )
     assert bool(found) is told
 
 
@@ -148,7 +152,7 @@ def test_a_missing_device_is_reported_with_its_module(base):
     """Pitfalls 5 and 6"""
     node = Node(base / "node", "h100-8x-cx7-ib").unload("ib_umad").unload("rdma_ucm")
     found = pools.discover(Tree(str(node.root)))
-    out = pools.judge(pool(), found.hcas[0], found.rdma_cm)
+    out = pools.judge(pool(), found.hcas[0], found.common)
     assert out.code == "no-umad"
     assert "umad, rdma_cm: load ib_umad rdma_ucm" in out.text
     node.load("ib_umad")
@@ -159,10 +163,24 @@ def test_a_missing_device_is_reported_with_its_module(base):
 def test_the_config_overrules_what_is_required():
     without = card(umad=())
     assert pools.judge(pool(charDevices={"umad": "required"}), without).code == "no-umad"
-    assert pools.judge(pool(charDevices={"rdma_cm": "optional"}), without, rdma_cm=False) is None
+    assert pools.judge(pool(charDevices={"rdma_cm": "optional"}), without, frozenset()) is None
     never = pool(charDevices={"umad": "never", "rdma_cm": "never"})
     assert pools.files(never, card()) == ("/dev/infiniband/uverbs0",)
-    assert not pools.shares_rdma_cm(never, (card(),), True)
+    assert pools.common_files(never, (card(),), frozenset(pools.COMMON)) == []
+    gdrcopy = pool(charDevices={"gdrdrv": "required"})
+    assert pools.judge(gdrcopy, card(), frozenset(["rdma_cm"])).code == "no-gdrdrv"
+    assert pools.common_files(gdrcopy, (card(),), frozenset(pools.COMMON)) == [*pools.COMMON.values()]
+
+
+def test_gdrdrv_is_there_by_its_device_and_in_a_container_by_its_module(base):
+    node = Node(base / "node", "h100-8x-cx7-ib")
+    (node.root / "sys/module/gdrdrv").mkdir(parents=True)
+    (node.root / "dev/infiniband").mkdir(parents=True)
+    assert "gdrdrv" not in pools.discover(Tree(str(node.root))).common
+    (node.root / "dev/gdrdrv").touch()
+    assert "gdrdrv" in pools.discover(Tree(str(node.root))).common
+    shutil.rmtree(node.root / "dev")
+    assert "gdrdrv" in pools.discover(Tree(str(node.root))).common
 
 
 def test_nodes_are_looked_for_where_they_can_be_seen(base):
