@@ -7,11 +7,19 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from ...module_utils._core.text import count
+from ...module_utils.hca import pcie_path
 from ...module_utils.hca.text import natural
 from .judge import is_active, rail_states
 
 _PCI, _UNNAMED, _SOFTWARE = 0, 1, 2
 VIRTUAL = ("vf", "sf")
+# How traffic between a rail's HCA and its GPU goes.
+_WAYS = {
+    pcie_path.DIRECT: "direct",
+    pcie_path.ROOT_COMPLEX: "through the root complex",
+    pcie_path.TRANSLATED: "translated by the IOMMU",
+    pcie_path.TRANSLATED_ONLY: "direct if translated by ATS",
+}
 
 
 def maps(facts: dict, claims: Sequence[dict] = ()) -> list[dict]:
@@ -41,7 +49,9 @@ def gpu_names(facts: dict) -> dict[str, str]:
 
 
 def _leaves(facts: dict, claims: Sequence[dict]) -> list[dict]:
-    names, rails = gpu_names(facts), [rail for rail, _port in rail_states(facts)]
+    names = gpu_names(facts)
+    ways = {path["rail"]: _WAYS.get(path["verdict"]) for path in (facts.get("pcie") or {}).get("paths") or []}
+    rails = [{**rail, "way": ways.get(rail["index"])} for rail, _port in rail_states(facts)]
     hcas = facts.get("hcas") or []
     leaves = [
         _leaf(
@@ -49,7 +59,13 @@ def _leaves(facts: dict, claims: Sequence[dict]) -> list[dict]:
             gpu,
             names[gpu["address"]],
             lines=[
-                {"title": f"rail {rail['index']}", "distance": rail.get("distance"), "to": rail["hca"], "state": None}
+                {
+                    "title": f"rail {rail['index']}",
+                    "distance": rail.get("distance"),
+                    "to": rail["hca"],
+                    "way": rail["way"],
+                    "state": None,
+                }
                 for rail in rails
                 if rail.get("gpu") == gpu["address"]
             ],
@@ -127,6 +143,7 @@ def _line(hca: dict, port: dict, rail: Optional[dict], names: dict) -> dict:
         "title": f"port {port['number']}, {title}" if len(hca["ports"]) > 1 else title,
         "distance": near.get("distance"),
         "to": names.get(near.get("gpu"), near.get("gpu")),
+        "way": near.get("way"),
         "level": "ok" if is_active(port) else "bad" if rail else "off",
         "state": " ".join(part for part in (port.get("state") or "?", rate, port.get("netdev")) if part),
     }

@@ -322,6 +322,18 @@ def test_the_map_has_every_gpu_and_every_port_of_a_physical_function(fixture):
     assert sorted(ends) == sorted((f"rail {rail['index']}", rail["distance"]) for rail in facts["rails"] if rail["gpu"])
 
 
+def test_the_map_says_at_both_ends_which_way_the_traffic_of_a_pair_goes():
+    facts = made.facts("h100-8x-cx7-ib")
+    for path, verdict in zip(
+        facts["pcie"]["paths"], ("direct", "root-complex", "translated", "direct-translated-only")
+    ):
+        path["verdict"] = verdict
+    lines = [line for figure in maps.maps(facts) for leaf in drawn(figure["tree"]) for line in leaf["lines"]]
+    ways = {index: {line["way"] for line in lines if line["title"] == f"rail {index}"} for index in range(8)}
+    told = ("direct", "through the root complex", "translated by the IOMMU", "direct if translated by ATS")
+    assert list(ways.values()) == [{way} for way in (*told, *[None] * 4)]
+
+
 def drawn(items):
     for item in items:
         yield from drawn(item["below"]) if "below" in item else [item]
