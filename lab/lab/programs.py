@@ -47,9 +47,26 @@ class Part:
         return SOURCES / self.folder
 
     @property
+    def requirements(self) -> pathlib.Path:
+        """Its go.mod, or for the k3s double that of another Kubernetes, whose indirect ones Go adds in a copy."""
+        usual, minor = self.source / "go.mod", os.environ.get("LAB_K3S", "")
+        if self.folder != "k3s-double" or not minor or self.version_in(usual).startswith(f"v{minor}."):
+            return usual
+        other = self.source / f"{minor}-go.mod"
+        if not other.exists():
+            there = [path.name.partition("-")[0] for path in self.source.glob("*-go.mod")]
+            own = ".".join(self.version_in(usual)[1:].split(".")[:2])
+            wanted = " or ".join([own, *sorted(there)])
+            raise LabError("environment variable LAB_K3S", wanted, minor, "unset LAB_K3S or correct it")
+        return other
+
+    def version_in(self, requirements: pathlib.Path) -> str:
+        found = rf"^(?:require)?\s*{re.escape(self.module)} (v\S+)"
+        return re.search(found, requirements.read_text(), re.MULTILINE).group(1)
+
+    @property
     def version(self) -> str:
-        text = (self.source / "go.mod").read_text()
-        return re.search(rf"^(?:require)?\s*{re.escape(self.module)} (v\S+)", text, re.MULTILINE).group(1)
+        return self.version_in(self.requirements)
 
     def command(self, go: str, out: pathlib.Path) -> list[str]:
         flags = ["-s", "-w"]
@@ -60,6 +77,8 @@ class Part:
             flags += ["-X", "k8s.io/component-base/version.gitMajor=1"]
             flags += ["-X", f"k8s.io/component-base/version.gitMinor={minor}"]
         words = [go, "build", "-trimpath", "-ldflags", " ".join(flags), *self.arguments, "-o", f"{out}/"]
+        if self.requirements.name != "go.mod":
+            words += ["-mod=mod", f"-modfile={out}/copy.mod"]
         return [*words, *self.packages]
 
 
@@ -150,7 +169,7 @@ def built_meanwhile(names: list[str]) -> Iterator[None]:
 def ensure_one(name: str, go: str, version: str) -> pathlib.Path:
     part = PARTS[name]
     inner = ensure_one(part.inside, go, version) if part.inside else None
-    target = CACHE / name / digest(part, version)
+    target = CACHE / "-".join([name, *part.requirements.name.split("-")[:-1]]) / digest(part, version)
     if target.is_dir():
         return target
     say(f"{name} {part.version}: building from Go modules (once; about {part.minutes} min on two processors)")
@@ -174,6 +193,9 @@ def ensure_one(name: str, go: str, version: str) -> pathlib.Path:
 
 
 def build(part: Part, go: str, out: pathlib.Path) -> None:
+    copies = [out / "copy.mod", out / "copy.sum"] if part.requirements.name != "go.mod" else []
+    for copy in copies:
+        shutil.copyfile(part.requirements.with_suffix(copy.suffix), copy)
     done = subprocess.run(
         part.command(go, out),
         cwd=part.source,
@@ -183,6 +205,8 @@ def build(part: Part, go: str, out: pathlib.Path) -> None:
         text=True,
         check=False,
     )
+    for copy in copies:
+        copy.unlink()
     if done.returncode:
         tail = "\n          ".join(done.stderr.splitlines()[-15:])
         raise LabError(

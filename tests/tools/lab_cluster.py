@@ -47,7 +47,9 @@ def made_of() -> str:
     """A digest of everything that decides what the cluster looks like."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *SOURCES]
     listed = subprocess.run(words, cwd=CHECKOUT, capture_output=True, check=True)
-    total = hashlib.sha256(json.dumps([os.environ.get(name) for name in ("LAB_CLUSTER", "LAB_NODES")]).encode())
+    total = hashlib.sha256(
+        json.dumps([os.environ.get(name) for name in ("LAB_CLUSTER", "LAB_K3S", "LAB_NODES")]).encode()
+    )
     for name in sorted(filter(None, listed.stdout.decode().split("\0"))):
         path = CHECKOUT / name
         if path.is_file():
