@@ -1,7 +1,7 @@
 """Shared RDMA over DRA on the lab's nodes: claims that share an HCA, a GPU's double beside it, restarts and a reset.
 
-A node's fabric NICs are each behind a PCIe root of their own (pxb-pcie). What plays a GPU is the root port above
-each: the double of a GPU's driver (lab/testbed/dra) offers the functions of one PCI class. DRA_ROUNDS says how often
+eth2 and eth3 of a node are each behind their own PCIe root (pxb-pcie), the others share a third. What plays a GPU is
+a root port: the double of a GPU's driver (lab/testbed/dra) offers one function of a PCI class at each root. DRA_ROUNDS says how often
 plugin and k3s are restarted (3), DRA_PLACEMENTS how many pods with GPU and rail are placed (8), DRA_NETWORKS how many
 pods get the interface of their rail (12). DRA_GATES names feature gates that are turned on, such as
 DRAConsumableCapacity,DRADeviceTaints,ResourceHealthStatus.
@@ -25,7 +25,7 @@ from lab import programs  # noqa: E402
 
 DRIVER, GPU_DRIVER, GPU_CLASS = "rdma.gpufabric.io", "gpu.example.com", "gpu.nvidia.com"
 ROOT = "resource.kubernetes.io/pcieRoot"
-ROOTS = {"pci0000:40", "pci0000:80"}
+ROOTS = {"pci0000:40", "pci0000:80", "pci0000:c0"}
 # The kubelet's credential may write the slices of its own node.
 GPUS = (
     "systemd-run --quiet --unit=gpu-dra /usr/local/bin/gpu-dra -class {kind} -node-name {node}"

@@ -74,7 +74,7 @@ func run(node, kubeconfig, class string) error {
 	return nil
 }
 
-// gpus are the devices, in order of their addresses: index and PCI address under the driver's domain, the root, as the helper
+// gpus are the devices, one at each root, in order of their addresses: index and PCI address under the driver's domain, the root, as the helper
 // of Kubernetes' own drivers reads it, under the standard name.
 func gpus(class string) ([]resourceapi.Device, error) {
 	entries, err := os.ReadDir(functions)
@@ -82,6 +82,7 @@ func gpus(class string) ([]resourceapi.Device, error) {
 		return nil, err
 	}
 	var devices []resourceapi.Device
+	taken := map[string]bool{}
 	for _, entry := range entries {
 		address, index := entry.Name(), int64(len(devices))
 		text, err := os.ReadFile(filepath.Join(functions, address, "class"))
@@ -89,9 +90,10 @@ func gpus(class string) ([]resourceapi.Device, error) {
 			continue
 		}
 		root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(address)
-		if err != nil {
+		if err != nil || taken[*root.Value.StringValue] {
 			continue
 		}
+		taken[*root.Value.StringValue] = true
 		devices = append(devices, resourceapi.Device{
 			Name: fmt.Sprintf("gpu-%d", index),
 			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
