@@ -22,7 +22,7 @@ options:
   dra: {description: Whether to read what the cluster can do with DRA., type: bool, default: false}
   kubectl: {description: The command as a list of words., type: list, elements: str, default: [k3s, kubectl]}
   api_seconds:
-    description: *For how long an API server that does not answer is asked again before it is reported.
+    description: For how long an API server that does not answer is asked again before it is reported.
     type: int
     default: 60
 """
@@ -51,8 +51,8 @@ cluster:
   type: dict
 dra:
   description: C(version) of Kubernetes; C(served), whether C(resource.k8s.io/v1) is served; C(gates), for each feature
-    gate whether the API server keeps its fields; C(nodes), by name with C(kubelet), C(runtime) and C(system_uuid). *Null
-    if no API server responds.
+    gate whether the API server keeps its fields; C(nodes), by name with C(kubelet), C(runtime) and C(system_uuid).
+    Null if no API server responds.
   returned: with O(dra)
   type: dict
 pod:

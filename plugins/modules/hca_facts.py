@@ -257,8 +257,8 @@ ansible_facts:
                 lid: {description: 'LID, 0 on Ethernet.', type: int}
                 sm_lid: {description: 'LID of the subnet manager, 0 when there is none.', type: int}
                 active_mtu:
-                  description: On Ethernet the RDMA MTU in bytes that fits into the interface's MTU. On InfiniBand it
-                    needs verbs, and this says so.
+                  description: On Ethernet the RDMA MTU in bytes that fits into the interface's MTU. On InfiniBand a
+                    text which says that reading it takes verbs.
                   type: raw
                 max_mtu: {description: 'A text which says that reading it takes verbs.', type: str}
                 netdev:

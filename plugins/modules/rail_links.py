@@ -16,8 +16,8 @@ description:
   - Refuses a NIC that management uses (a default route, an SSH session, the address of k3s), even below a bond or a
     bridge.
   - An empty list removes the unit and the script and leaves the running values unchanged.
-  - With several rails in one subnet, Linux sends through one and answers ARP on any. With O(source_routes),
-    each gets a table, a rule for its addresses, C(arp_ignore=1) and C(arp_announce=2). Without it, our rules and tables are removed.
+  - With several rails in one subnet, Linux sends through one and answers ARP on any. With O(source_routes), each gets
+    a table, a rule for its addresses, C(arp_ignore=1) and C(arp_announce=2). Otherwise our rules and tables go.
 extends_documentation_fragment: [gpufabric.rdma.reading.rails, gpufabric.rdma.changing, gpufabric.rdma.changing.root]
 author: The gpufabric founders (@gpufabric)
 options:

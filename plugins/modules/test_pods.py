@@ -54,7 +54,7 @@ options:
     default: false
   wait_seconds: {description: 'How long the pods may take to start, and to be removed.', type: int, default: 180}
   api_seconds:
-    description: *For how long an API server that does not answer is asked again before it is reported.
+    description: For how long an API server that does not answer is asked again before it is reported.
     type: int
     default: 60
 """

@@ -236,7 +236,7 @@ def test_a_bundle_that_has_it_is_taken(tmp_path):
 @pytest.mark.parametrize(("described", "seen"), [
     (bundle_of(K3S), "no driver"),
     (bundle_of(K3S, {**ROW, "version": "3.2.1"}), "doca-host 3.2.1 for ubuntu24.04 amd64"),
-    (None, "no bundle.yml that can be read"),
+    (None, "no readable bundle.yml"),
 ])  # fmt: skip
 def test_a_bundle_that_lacks_it_is_refused_with_the_command_that_adds_it(described, seen):
     (finding,) = driver.findings(GIVEN, UBUNTU, described, RELEASES)

@@ -63,7 +63,7 @@ NO_BEST = {"speed_gts": 16.0, "width": 16, "max_speed_gts": None, "max_width": N
 
 
 @pytest.mark.parametrize(("end", "gbps", "why"), [
-    (carries(100.0, 8.0, 8), 53.0, "PCIe Gen3 x8 with 256 bytes of payload a packet"),
+    (carries(100.0, 8.0, 8), 53.0, "PCIe Gen3 x8 with 256 bytes of payload per packet"),
     (carries(), 397.5, "link of 400 Gb/s without packet headers"),
     (carries(kind="software"), None, None),
     (carries(rate_gbps=None), None, None),
