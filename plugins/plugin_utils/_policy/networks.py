@@ -32,8 +32,8 @@ OBJECT_LEFT_OUT = {
     ("status",): "the operator writes it",
 }
 _OF_FUNCTIONS = {
-    "metaPlugins": "an attachment is one plugin: pods get RDMA devices with the resource (rdma), the MTU is that of the "
-    "interface (tuning)",
+    "metaPlugins": "an attachment is one plugin: pods get RDMA devices with the resource (rdma), the MTU is the "
+    "interface's (tuning)",
     **dict.fromkeys(("spoofChk", "trust", "minTxRate", "maxTxRate", "vlanQoS", "vlanProto"), "set it on the function"),
     **dict.fromkeys(("capabilities", "logFile", "logLevel", "vlan"), "an attachment has no such option"),
 }

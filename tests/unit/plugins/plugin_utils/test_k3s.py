@@ -601,7 +601,7 @@ def test_an_address_that_cannot_be_is_refused(variables, wanted):
 @pytest.mark.parametrize(("given", "part", "words"), [
     ({"facts": {"rails": [{"netdev": "eth0"}]}}, "wanted", "an interface of the management network"),
     ({"seen": {"shared": TAKEN}}, "wanted", "a free address"),
-    ({"seen": {"shared": NOT_OFFERED}}, "wanted", "installed, or to be had"),
+    ({"seen": {"shared": NOT_OFFERED}}, "wanted", "installed, or available"),
     ({"change": {"api_address": None}}, "seen", "node1: none"),
 ])  # fmt: skip
 def test_a_server_that_cannot_have_it_or_disagrees_is_refused(given, part, words):
