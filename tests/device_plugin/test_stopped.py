@@ -107,11 +107,11 @@ def serve(base, answer):
 @pytest.mark.parametrize(
     ("answer", "seen"),
     [
-        (b"", "it hangs up"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it hangs up"),
-        (bytes([0, 0, 8, 7, 0, 0, 0, 0, 0]) + bytes(8), "it hangs up on the call"),
-        (bytes([0, 0, 4, 3, 0, 0, 0, 0, 1]) + bytes(4), "it hangs up on the call"),
-        (bytes([0, 0, 0, 1, 5, 0, 0, 0, 1]), "it answers, and refuses the call GetDevicePluginOptions"),
+        (b"", "it closes the connection"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it closes the connection"),
+        (bytes([0, 0, 8, 7, 0, 0, 0, 0, 0]) + bytes(8), "it closes the connection on the call"),
+        (bytes([0, 0, 4, 3, 0, 0, 0, 0, 1]) + bytes(4), "it closes the connection on the call"),
+        (bytes([0, 0, 0, 1, 5, 0, 0, 0, 1]), "it answers, but refuses the call GetDevicePluginOptions"),
     ],
     ids=["nothing", "HTTP/1.1", "GOAWAY", "RST_STREAM", "no such service"],
 )

@@ -271,7 +271,7 @@ def pod_checks(pod: dict, state, answer, host: dict, cluster: dict) -> list[dict
 def _running(pod: dict, state) -> dict:
     running = _check(pod, "running", FAILED, "Running and ready", "")
     if state is None:
-        return {**running, "seen": "the pod is gone", "next_step": "see what deletes pods in the namespace of the tests"}
+        return {**running, "seen": "the pod is gone", "next_step": "see what deletes pods in the tests' namespace"}
     if state["ready"]:
         return {**running, "status": PASSED, "seen": f"Running, {state['ip']}"}
     status = NOT_VERIFIED if any(word in " ".join(state["reasons"]) for word in _NO_IMAGE) else FAILED
