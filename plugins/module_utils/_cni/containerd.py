@@ -27,8 +27,8 @@ DEFAULTS = {
 }
 # Mounts of a test pod that runs the node's own tools in the sandbox image, which the node has pinned: the folders of
 # programs and libraries, read-only. So the tools match the node's rdma-core and its providers, including DOCA's,
-# without a registry or a build for each architecture. The loader's path is compiled into each program (/lib64, /lib), so on a
-# merged /usr the links are mounted too.
+# without a registry or a build for each architecture. The loader's path is compiled into each program (/lib64,
+# /lib), so on a merged /usr the links are mounted too.
 _FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Paths of libraries, alternatives of programs, and the list of verbs providers. DOCA has folders in /opt.
 _FURTHER = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/libibverbs.d", "/opt/mellanox")

@@ -3,8 +3,8 @@
 Pure; runs on the controller, where netaddr is. A node has the form {host, state (what node_facts read, or None),
 failure, variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of all hosts of
 k3s_servers in order, also those that this run leaves out), guessed_from (without that group: the nodes, the first
-being the server; else empty), first_addresses (the inventory's data of a guessed server), server_addresses {host of servers:
-(k3s_node_ip, ansible_host)} where servers share an address}. A server outside of the run has the same form:
+being the server; else empty), first_addresses (the inventory's data of a guessed server), server_addresses {host
+of servers: (k3s_node_ip, ansible_host)} if servers share an address}. A server outside of the run has the same form:
 all servers of the inventory count for decisions about the cluster.
 """
 

@@ -157,8 +157,8 @@ def failures(judged: list[dict], status: str = "failed") -> list[dict]:
     """One entry per fix: {title, failure, next_step, hosts, rows: [{hosts, object, wanted, seen}], follows: [row]}.
 
     Checks of all nodes with the same failure (its id in the catalogue, else the id of the check) and the same next step
-    are one entry. Consequences of a failure on the same node are listed only under it. Roots come first, then what affects
-    most nodes.
+    are one entry. Consequences of a failure on the same node are listed only under it. Roots come first, then what
+    affects most nodes.
     """
     chosen = [(node, item) for node in judged for item in node["checks"] if item["status"] == status]
     roots = {

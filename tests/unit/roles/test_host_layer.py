@@ -122,7 +122,7 @@ def test_a_node_that_would_not_come_back_is_not_rebooted(play, tmp_path):
     refused = found["allowed"][GATE]
     assert refused["failed"] is True
     assert "kernel 5.14, which boots next" in refused["msg"]
-    assert "the entry names no image" in refused["msg"]
+    assert "the entry has no image" in refused["msg"]
     assert "Reboot" not in found["allowed"]
     assert not any(result.get("failed") for result in found["later"].values())
 
