@@ -390,7 +390,7 @@ def test_a_claim_brings_the_network_of_its_rail_to_its_own_pod(base, node, kubel
         assert "rail3.conf" in driver.prepare(late)["uid-late"].error
     with dra(base, node, api) as plugin:
         soon(plugin, api, units(UP, 3))
-        assert "it is no rail" in kubelet.driver().prepare(late)["uid-late"].error
+        assert "it is not a rail" in kubelet.driver().prepare(late)["uid-late"].error
 
 
 def test_a_uid_becomes_no_path(base, node, kubelet, api):

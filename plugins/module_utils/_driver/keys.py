@@ -116,7 +116,4 @@ def meaning(name: str, repository: dict) -> str:
         sources = ", ".join(sorted({source for key in known for source in key["stated_by"]}))
         releases = "; ".join(key["release"] for key in known)
         return f"public sources list a key with this id for {releases}, see {sources}"
-    return (
-        "in no source of the lock: a new key of the vendor, the key of a mirror that signs itself, or someone "
-        "else's"
-    )
+    return "in no source of the lock: a new key of the vendor, the key of a mirror that signs itself, or someone else's"

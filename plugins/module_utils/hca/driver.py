@@ -134,7 +134,7 @@ def on_disk(
 
 
 def loaded(tree: Tree, installed_flavor: Optional[str] = None) -> dict[str, Any]:
-    """{flavor, version, srcversion, modules: {name: {version, srcversion, build_id}}}; flavor None if there are none."""
+    """{flavor, version, srcversion, modules: {name: {version, srcversion, build_id}}}; flavor None if none."""
     found = {}
     for name in MODULES:
         base = f"{paths.MODULE}/{name}"

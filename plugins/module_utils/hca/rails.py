@@ -2,8 +2,8 @@
 
 Named rails are used as given. An automatic rail has evidence: verbs, its own port, a GID or a LID while its link is up,
 and no management on it. Rails have one link layer, one rate and one kind of card: the kind that pairs with the GPUs
-(see `pairing`), else the one with the most ports. A number belongs to a place, not to a device: an unplugged, unbound or
-missing card leaves its number empty and moves no other.
+(see `pairing`), else the one with the most ports. A number belongs to a place, not to a device: an unplugged, unbound
+or missing card leaves its number empty and moves no other.
 """
 
 from __future__ import annotations

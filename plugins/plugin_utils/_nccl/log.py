@@ -184,8 +184,7 @@ def _rails(parsed: dict, hcas: list[str]) -> dict:
     if idle:
         seen += "; idle: " + "; ".join(f"{host}: {core_text.listing(names)}" for host, names in idle.items())
         step = (
-            "check that the ports are ACTIVE and listed in NCCL_IB_HCA, and that the pod requested each rail's "
-            "resource"
+            "check that the ports are ACTIVE and listed in NCCL_IB_HCA, and that the pod requested each rail's resource"
         )
         return check("nccl:rails", "HCAs in use", FAILED, wanted, seen, step)
     return check("nccl:rails", "HCAs in use", PASSED, wanted, seen)

@@ -551,9 +551,7 @@ def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: di
     if item["ipam"] == "nv-ipam" and item.get("subnet"):
         made["objects"].append(_pool(item, size, taken))
     if item["ipam"] == "whereabouts":
-        made["notes"].append(
-            f"{obj}: NVIDIA's Network Operator deprecated whereabouts in 25.4; nv-ipam replaces it"
-        )
+        made["notes"].append(f"{obj}: NVIDIA's Network Operator deprecated whereabouts in 25.4; nv-ipam replaces it")
     if item["ipam"] == "static" and item.get("addresses"):
         made["notes"].append(f"{obj}: every pod that attaches gets {', '.join(item['addresses'])}: one pod at a time")
 
