@@ -119,8 +119,8 @@ def ended(claim: Any, key: Key) -> str:
 
 
 def pod(claim: Any, key: Key) -> str:
-    """UID of the one pod that a claim was made for. Refused for a claim that other pods can use too, because the kubelet
-    does not report them.
+    """UID of the one pod that a claim was made for. Refused for a claim that other pods can use too, because the
+    kubelet does not report them.
     """
     references = _listed(claim, "metadata", "ownerReferences")
     owners = [_at(owner, "uid") for owner in references if _at(owner, "kind") == "Pod"]

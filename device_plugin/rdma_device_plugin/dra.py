@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The DRA side of the daemon: devices from the node's state, published and prepared, its RPCs. Imported only if used."""
+"""The DRA side of the daemon: devices from the node's state, published and prepared, its RPCs. Imported if used."""
 
 from __future__ import annotations
 
