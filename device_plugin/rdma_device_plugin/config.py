@@ -263,7 +263,7 @@ class _Entry:
             rail=None if entry["rail"] is None else self._natural("rail", entry["rail"]),
         )
         if self.pool.hcas_per_unit and self.pool.allocation == "all":
-            self._problem("hcasPerUnit", "only has a meaning with allocation spread or numa, this pool has all")
+            self._problem("hcasPerUnit", "has a meaning only with allocation spread or numa, this pool has all")
 
     def _of(self) -> str:
         return f' (resource "{self.name}")' if self.name else ""
@@ -359,7 +359,7 @@ class _Entry:
             if value and value not in NEEDS:
                 self._problem(f"charDevices.{name}", f'wants one of {", ".join(NEEDS)}, got "{value}"')
         if given.get("uverbs") == "never":
-            self._problem("charDevices.uverbs", "with never, containers have no verbs device")
+            self._problem("charDevices.uverbs", "never leaves a container nothing to work with")
         return CharDevices(**{name: value or None for name, value in given.items()})
 
     def _health(self, given: dict[str, Any]) -> Health:

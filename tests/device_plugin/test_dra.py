@@ -333,7 +333,7 @@ def test_two_claims_share_an_hca(base, node, kubelet):
 
 
 UNPREPARED = [
-    (lambda claim: claim["metadata"].update(uid="another"), "was deleted and made again"),
+    (lambda claim: claim["metadata"].update(uid="another"), "was deleted and recreated"),
     (lambda claim: claim.update(status={}), "it is not allocated"),
     (lambda claim: claim["status"]["allocation"]["devices"].update(results=[]), "no device of"),
     (lambda claim: claim["status"]["allocation"]["devices"]["results"][0].update(pool="node2"), "-node-name"),

@@ -130,7 +130,7 @@ class Base:
 def build(base: str, out: str, name: str, reference: str, architecture: str, parts: dict) -> None:
     """Write the image to `out`. base: path of its docker-archive. name: of the base, for messages.
 
-    parts: code (from `code`), wheel_dir, and fitting: (python, machine) -> {file: {sha256, …}}. Refused when the
+    parts: code (from `code`), wheel_dir, and fitting: (python, machine) -> {file: {sha256, …}}. Refused if the
     base does not fit, or a wheel is missing or is not the locked one.
     """
     with tarfile.open(base) as archive:
