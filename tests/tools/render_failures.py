@@ -10,11 +10,11 @@ HEAD = """# Failures by name
 
 Generated from `plugins/plugin_utils/_findings/catalogue.yml` by `tests/tools/render_failures.py`.
 
-`ansible-playbook gpufabric.rdma.verify -i INVENTORY` reports one root failure for each host, with its id, cause and fix,
-and lists beneath it the failures that follow from it. Fix the root first and run it again; failures under *besides*
-have another cause. A run that is refused before it changes anything reports the id as `failure`. Neither the host's network
-nor more privileges for a container fixes any of these. Each is planted in captured facts (E1), `memlock-too-low` and
-`no-cni` in a real cluster as well (E3). [Why a pod does not start](#why-a-pod-does-not-start) and
+`ansible-playbook gpufabric.rdma.verify -i INVENTORY` reports one root failure for each host, with its id, cause and
+fix, and lists beneath it the failures that follow from it. Fix the root first and run it again; failures under
+*besides* have another cause. A run that is refused before it changes anything reports the id as `failure`. Neither the
+host's network nor more privileges for a container fixes any of these. Each is planted in captured facts (E1),
+`memlock-too-low` and `no-cni` in a real cluster as well (E3). [Why a pod does not start](#why-a-pod-does-not-start) and
 [pitfalls](#pitfalls-by-id) follow below.
 """
 STARTS = """## Why a pod does not start

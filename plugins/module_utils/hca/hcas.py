@@ -31,7 +31,7 @@ def hcas(
     """All HCAs as in the facts, PCI ones in address order, then software ones by name.
 
     A device that disappears while it is read is left out; an unreadable attribute is None. Distances to
-    GPUs and other HCAs are added by `place`. gids: read the GID tables. functions: `pci.classes`, when already read.
+    GPUs and other HCAs are added by `place`. gids: read the GID tables. functions: `pci.classes`, if already read.
     """
     tree = tree.snapshot()
     network = network or Network(tree)

@@ -24,7 +24,7 @@ def play(tmp_path):
             "roles": [f"gpufabric.rdma.{role}" for role in roles],
             "post_tasks": [{"ansible.builtin.import_role": role} for role in ends],
         }
-        # Never this machine: a host without a tree of its own gets an empty one.
+        # Never this machine: a host without a tree gets an empty one.
         (tmp_path / "empty").mkdir(exist_ok=True)
         common = running.local(discovery_root=str(tmp_path / "empty"))
         inventory = {"all": {"hosts": hosts, "vars": common}}
@@ -110,7 +110,7 @@ def test_consent_to_a_reboot_has_three_states(play):
 
 
 def test_a_node_that_would_not_come_back_is_not_rebooted(play, tmp_path):
-    """The image that dracut took away, on a node of a cluster."""
+    """The image that dracut removed, on a node of a cluster."""
     root = tmp_path / "node"
     for path in ("boot/vmlinuz-5.14", "lib/modules/5.14/modules.dep", "var/lib/rancher/k3s/agent/kubelet.kubeconfig"):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
