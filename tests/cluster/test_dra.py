@@ -26,7 +26,7 @@ from lab import programs  # noqa: E402
 DRIVER, GPU_DRIVER, GPU_CLASS = "rdma.gpufabric.io", "gpu.example.com", "gpu.nvidia.com"
 ROOT = "resource.kubernetes.io/pcieRoot"
 ROOTS = {"pci0000:40", "pci0000:80"}
-# The kubelet's credential may write the slices of its own node.
+# The kubelet's credential may write its own node's slices.
 GPUS = (
     "systemd-run --quiet --unit=gpu-dra /usr/local/bin/gpu-dra -class {kind} -node-name {node}"
     " -kubeconfig /var/lib/rancher/k3s/agent/kubelet.kubeconfig"

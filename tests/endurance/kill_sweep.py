@@ -29,7 +29,7 @@ NODE = "node1"
 KILLED = -signal.SIGKILL
 CONTROL = CHECKOUT / "lab/nspawnctl"
 PLAYBOOKS = ("playbooks/host.yml", "molecule/rails/plays/device_plugin.yml", "playbooks/verify.yml")
-# Files of ours, of systemd and of the node's settings. Keys, times and Ansible's own files differ between nodes.
+# Our files, those of systemd and the node's settings. Keys, times and Ansible's own files differ between nodes.
 LOOK = """
 cd /
 find etc opt usr/local var/lib/rdma-device-plugin var/lib/kubelet root run/rdma-device-plugin -xdev \

@@ -1,4 +1,4 @@
-"""Remove the cluster from a node: everything of ours, in dependency order.
+"""Remove our cluster from a node, in dependency order.
 
 Pure: state in, Plan out. Containers stop before the links and mounts they hold.
 """
@@ -194,7 +194,7 @@ def _enters_ours(expression: dict) -> bool:
 def plan(state: dict, root: str = "/", volumes: bool | None = True) -> Plan:
     """The removals, in order.
 
-    state: services, units (paths of ours), processes, links, mounts, netns, rules {program: number of the cluster's},
+    state: services, units (our paths), processes, links, mounts, netns, rules {program: number of the cluster's},
     files, folders, foreign (stays), unproven (possibly foreign, stays), unread (why rules could not be read), others
     (units of a k3s that is not ours), kubernetes ({path: owner}), linked ({folder: target}), mounted ({folder: mounts
     in it that belong to no container}), volumes (names), agent (whether the node was one).

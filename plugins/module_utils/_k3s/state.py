@@ -182,7 +182,7 @@ def _link(tree: Tree, path: str) -> str | None:
     target = tree.readlink(path)
     if target is not None:
         return k3s.BINARY if os.path.join(os.path.dirname(path), target) == k3s.BINARY else target
-    return "a program of its own" if tree.exists(path) else None
+    return "a separate program" if tree.exists(path) else None
 
 
 def _running(run: Callable) -> dict[str, dict]:

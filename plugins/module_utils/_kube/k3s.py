@@ -120,7 +120,7 @@ def against(nodes: list[dict], etcd: Optional[dict], name: str, left: str = "", 
         meta, conditions = node["metadata"], _conditions(node)
         if not set(_SERVER) & set(meta.get("labels") or {}):
             continue
-        # Not Ready alone is no reason: before the pod network no node is Ready, and a kubelet that reports it is up.
+        # Not Ready itself is no reason: before the pod network no node is Ready, and a kubelet that reports it is up.
         if conditions.get("Ready") == "Unknown":
             findings.append(Finding(f"server {meta['name']}", "a kubelet that reports", "no report for a while", _BACK))
         # k3s sets it for each member.

@@ -197,7 +197,7 @@ def remove(kubectl: Kubectl, namespace: str, seconds: int) -> dict:
         except KubectlError as failed:
             return {"left": last_words(failed.reason), "unanswered": None}
         except Refused:
-            return {"left": None, "unanswered": None}  # nothing of ours is in it, as run() has reported
+            return {"left": None, "unanswered": None}  # it has nothing of ours, as run() has reported
         for words in (space, pods):
             code, said, error = kubectl.run(*words, limit=seconds + 20)
             if code:

@@ -153,7 +153,7 @@ def _path(leaf: dict) -> list[str]:
 
 
 def _items(branch: dict, depth: int) -> list:
-    """What is on a bridge, in order. Bridges with a single thing below get no label of their own."""
+    """What is on a bridge, in order. Bridges with a single thing below get no label."""
     items: list = []
     for (name, kind), inner in sorted(branch.items(), key=lambda item: natural(item[0][0])):
         last = name

@@ -206,7 +206,7 @@ REFUSED = {
     "policy package": ([node(seen=ENFORCING)], "bundle /srv/bundle"),
     "two servers": ([node(1, TWO), node(2, TWO)], "group k3s_servers"),
     "no servers": ([node(1, ())], "group k3s_servers"),
-    "an agent alone": ([node(2)], "servers of the inventory"),
+    "an agent without a server": ([node(2)], "servers of the inventory"),
     "the first server left out": ([node(2, ("node1", "node2", "node3"))], "servers of the inventory"),
     "unreachable": ([{**node(), "state": None, "failure": "unreachable"}], "node"),
     "K8 not on the node": ([node(node_ip="198.51.100.9")], "node-ip 198.51.100.9"),
@@ -499,7 +499,7 @@ def acts(seen):
 
 
 RESTART, STARTING = [("service k3s", "restart")], services("activating")
-FOREIGN_LINK = dict(zip(config.LINKS, (None, config.BINARY, "a program of its own")))
+FOREIGN_LINK = dict(zip(config.LINKS, (None, config.BINARY, "a separate program")))
 
 
 @pytest.mark.parametrize(("change", "expected"), [
@@ -582,7 +582,7 @@ NOT_OFFERED = {"answers": "", "installed": False, "offered": False}
 
 @pytest.mark.parametrize(("variables", "wanted"), [
     ({"api_address": "api"}, "an address of IPv4"),
-    ({"api_address": "192.0.2.12"}, "no node has of its own"),
+    ({"api_address": "192.0.2.12"}, "no node has itself"),
     ({"api_address": "198.51.100.5"}, "a host's address in 192.0.2.0/24"),
     ({"api_address": "192.0.2.0"}, "a host's address in 192.0.2.0/24"),
     ({"cluster_cidr": "192.0.0.0/16"}, "outside the cluster's networks"),
