@@ -21,7 +21,7 @@ _SHOWN = 40  # characters shown of an ID that was never advertised
 
 
 class Refused(Exception):
-    """A request that cannot be served; the text says which unit and why."""
+    """A request that cannot be served; the text has the unit and the reason."""
 
 
 class Group(NamedTuple):

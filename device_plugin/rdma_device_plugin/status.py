@@ -100,7 +100,7 @@ def problems(state: State) -> list[str]:
     if state.hung:
         found.append(f"a read of sysfs has been hanging for {state.hangs:.0f} s: health is unknown")
     if state.config_error:
-        found.append(f"the config file cannot be used as it is: {state.config_error}")
+        found.append(f"the config file cannot be used: {state.config_error}")
     return found
 
 

@@ -51,7 +51,7 @@ class ActionModule(ActionBase):
         )
         return {"changed": False, **getattr(self, f"_of_{args['kind']}")(args, task_vars or {})}
 
-    # --- what a run has measured --------------------------------------------------------------------------------------
+    # --- results of a run ---------------------------------------------------------------------------------------------
 
     def _of_verification(self, args, task_vars):
         known, shared = _known(args, task_vars)
@@ -232,7 +232,7 @@ class ActionModule(ActionBase):
 
 
 def _known(args, task_vars, needed="") -> tuple[list[dict], dict]:
-    """(what each host has, what this host has for all) of the variables that are defined."""
+    """(values of each host, values of this host for all) of the defined variables."""
     names = {key: name for key, name in args["variables"].items() if key in OF_HOSTS}
     shared = {key: task_vars[name] for key, name in args["variables"].items() if task_vars.get(name)}
     shared["node"] = {"variables": task_vars[fleet.READ]["variables"]}

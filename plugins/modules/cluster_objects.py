@@ -95,7 +95,7 @@ options:
     elements: str
     default: [k3s, kubectl]
   api_timeout_seconds:
-    description: How long to wait for an API server that does not respond, counted anew for each outage, and for
+    description: How long to wait for an API server that does not respond, counted again for each outage, and for
       O(tokens). Check mode does not wait.
     type: int
     default: 120
@@ -124,7 +124,7 @@ options:
         default: false
   wait_later:
     description: Whether to wait only for what comes O(wait[].first), and to leave the rest to a later task. RV(pending)
-      says what that is.
+      lists the rest.
     type: bool
     default: false
   parts:
@@ -209,7 +209,7 @@ part:
   returned: when O(render) is true
   type: dict
 pending:
-  description: Items of O(wait) that are not met yet, for a later task. Without O(wait_later) there is none.
+  description: Items of O(wait) that are not met yet, for a later task. Empty without O(wait_later).
   returned: success, when O(render) is false
   type: list
   elements: dict

@@ -22,8 +22,8 @@ options:
   state:
     description:
       - V(absent) stops the service and removes all its files.
-      - V(sole), where O(kubectl) runs, finds the DaemonSets of the cluster that run C(k8s-rdma-shared-dp), whatever
-        their name, and deletes them with their pods on consent. A plugin that stops after the new one has started would
+      - V(sole), where O(kubectl) runs, finds the DaemonSets of the cluster that run C(k8s-rdma-shared-dp), under any
+        name, and deletes them with their pods on consent. A plugin that stops after the new one has started would
         delete the new one's socket. One managed by an operator is a finding and is left alone, because the operator
         would recreate it.
     type: str
@@ -45,7 +45,7 @@ options:
     default: device-plugin
   api_server:
     description: For a plugin that serves over DRA, how it reaches the API server. Without it the plugin has no
-      kubeconfig, and one of an earlier run is removed, with the token beside it.
+      kubeconfig, and one of an earlier run is removed, with its token.
     type: dict
     suboptions:
       kubeconfig:

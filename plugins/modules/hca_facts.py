@@ -121,7 +121,7 @@ EXAMPLES = r"""
     capture: {name: h100-rack-7}
   register: captured
 
-- name: Write the capture beside the playbook
+- name: Write the capture next to the playbook
   gpufabric.rdma.report:
     kind: capture
     fixture: "{{ captured.fixture }}"
@@ -361,7 +361,7 @@ ansible_facts:
           elements: dict
           returned: with subset rails
           contains:
-            hca: {description: Name of the HCA; null where there is none., type: str}
+            hca: {description: Name of the HCA; null if there is none., type: str}
             port: {description: 'Port of the HCA, or null.', type: int}
             pci: {description: 'PCI address, or null.', type: str}
             index: {description: 'The number that stays empty because of it, or null.', type: int}

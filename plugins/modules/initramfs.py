@@ -12,7 +12,7 @@ description:
   - C(ib_core) and C(mlx5_core) are often loaded from the initramfs, with the options it holds. An image that is not
     newer than a source is built again, with C(update-initramfs) or C(dracut); a node without either has nothing
     to rebuild.
-  - An image is built beside the old one and renamed when complete, so a full C(/boot) does no harm.
+  - An image is built next to the old one and renamed when complete, so a full C(/boot) does no harm.
   - File ages decide, so the next run completes one that failed midway.
   - The C(dracut) path is tested against captured trees only.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]

@@ -165,7 +165,7 @@ class Node:
         return sorted(running, key=lambda name: (not name.startswith("k3s"), name))
 
     def _files(self, tree: Tree) -> tuple[list[str], list[str]]:
-        """Our files, and foreign ones beside them."""
+        """Our files, and foreign ones next to them."""
         own = [path for path in planner.FILES if tree.exists(path)]
         foreign = []
         for path in (k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES):
@@ -234,7 +234,7 @@ class Node:
         return counts, unread
 
     def _firewalls(self) -> list[str]:
-        """The programs to read rules with: what the node has of iptables, or nft where it has none of it."""
+        """The programs to read rules with: the node's iptables programs, or nft if it has none."""
         there = []
         for family in programs.FIREWALLS:
             names = [f"{family}{backend}" for backend in programs.BACKENDS]

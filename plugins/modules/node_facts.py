@@ -161,7 +161,7 @@ firewall:
   returned: with O(firewall)
   type: dict
 runtime:
-  description: C(source), the file that configures containerd, or null; C(cdi), true or false where files say so.
+  description: C(source), the file that configures containerd, or null; C(cdi), true or false if files say so.
   returned: with O(runtime)
   type: dict
 reboot:

@@ -108,7 +108,7 @@ options:
   file:
     description:
       - Where V(capture), V(nccl_job) and the page of a V(verification) go. The folder need not exist.
-      - If not set, a job is printed, and the page goes beside the inventory, as C(NAME-report.html) of an inventory
+      - If not set, a job is printed, and the page goes next to the inventory, as C(NAME-report.html) of an inventory
         C(NAME) or C(NAME.yml); for an inventory that is not a file, it is C(report.html) in the working directory.
     type: path
   title: {description: The title of the page., type: str, default: RDMA report}

@@ -49,7 +49,7 @@ options:
   seconds: {description: How long a bandwidth test runs., type: int, default: 2}
   limit: {description: Seconds after which a test is aborted., type: int, default: 30}
   removed_afterwards:
-    description: Whether to delete the pods and their namespace again, whatever the tests gave.
+    description: Whether to delete the pods and their namespace afterwards, with any result of the tests.
     type: bool
     default: false
   wait_seconds: {description: 'How long the pods may take to start, and to be removed.', type: int, default: 180}

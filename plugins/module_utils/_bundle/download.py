@@ -57,7 +57,7 @@ def fetch(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
 
 
 def extract(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
-    """Put one program of an image into the folder. Whatever the registry answers is checked by its digest."""
+    """Put one program of an image into the folder. Every answer of the registry is checked by its digest."""
     scheme, _separator, address = mirrored(row["reference"].rpartition(":")[0], mirrors).rpartition("://")
     host, _slash, repository = address.partition("/")
     base, headers = f"{scheme or 'https'}://{host}/v2/{repository}", {"Accept": MANIFESTS}

@@ -180,7 +180,7 @@ def _order(state: dict, wanted: dict, parsed: list):
         else:
             seen += f", used while {MULTUS_CONF} is missing (each boot): pods come up without net1"
             identity = "foreign-configuration"
-        yield Finding(conf["path"], f"no configuration beside {MULTUS_CONF}", seen, step, identity)
+        yield Finding(conf["path"], f"no configuration next to {MULTUS_CONF}", seen, step, identity)
     if isinstance(limit, int) and limit != 1 and len(parsed) > 1:
         used = len(parsed) if limit <= 0 else min(limit, len(parsed))
         if used > 1:

@@ -106,8 +106,8 @@ def replacing(path: str, mode: int = paths.MODE) -> Iterator[IO[bytes]]:
     """A temporary file next to the path: renamed to it when the block succeeds, deleted when it fails.
 
     Whenever the run or the machine stops, the path has the old content or the new one. The file is created readable
-    by its owner only and gets its mode, whatever the umask, before its content. Missing folders are created, owner-only
-    if the file is owner-only.
+    by its owner only and gets its mode, regardless of the umask, before its content. Missing folders are created,
+    owner-only if the file is owner-only.
     """
     with _folder_of(path, make=True, private=not mode & 0o077) as (folder, name):
         _remove_left(folder)
@@ -165,7 +165,7 @@ def _remove_left(folder: int) -> None:
 def built_beside(path: str) -> Iterator[str]:
     """A name next to the path for a program to write to: its output replaces the path if the block succeeds.
 
-    Whatever the program does to its output when it fails, the path has the old content or the new one.
+    Even if the program fails, the path has the old content or the new one.
     """
     # Always the same name: a killed run's leftover is as large as an initramfs, and goes before the next one.
     beside = os.path.join(os.path.dirname(path), f"{BESIDE}{os.path.basename(path)}")

@@ -415,7 +415,7 @@ class Installer:
         write(under(self.root, CODE_SUM), f"{seen} {_sha256(target)}\n")
 
     def _install_venv(self) -> None:
-        """Built beside the old one, then swapped: a running process keeps its open files."""
+        """Built next to the old one, then swapped: a running process keeps its open files."""
         target = under(self.root, VENV)
         fresh, old = f"{target}.new", f"{target}.old"
         for leftover in (fresh, old):

@@ -106,7 +106,7 @@ def _nothing(facts: dict) -> str:
 
 def _refusal(reasons: list[Reason]) -> str:
     objects = list(dict.fromkeys(reason.finding.object for reason in reasons))
-    return f"The driver stays as it is because of {_few(objects)}."
+    return f"The driver stays unchanged because of {_few(objects)}."
 
 
 def _summary(verdict: str, needed: str, reasons: list[Reason]) -> str:

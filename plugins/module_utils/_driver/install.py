@@ -36,7 +36,7 @@ class Installer:
         yield from self._hold(changes)
 
     def _prove(self, changes):
-        """A trial beside the node. Returns {package: exact version}."""
+        """A trial next to the node. Returns {package: exact version}."""
         adding = [change for change in changes if change.action in ADDS]
         if not adding:
             yield from self._need(changes)

@@ -218,7 +218,7 @@ def _exclusive(made: Plan, item: dict, others) -> None:
         elif item["allowed"] is None:
             made.finding(
                 path,
-                f"no file beside {', '.join(item['keep'])}",
+                f"no file except {', '.join(item['keep'])}",
                 f"one that this collection did not write: {item['reason']}",
                 f"remove what put it there, or set {item['consent']}: true puts it aside "
                 f"({name}{ASIDE}), false leaves it",

@@ -120,7 +120,7 @@ def parsed(answer: bytes) -> dict[str, Any]:
 
 
 def _pfc(data: bytes) -> dict[str, Any]:
-    """delay: of the cable and both ends, in bit times or, as mlx5 has it, metres of cable."""
+    """delay: of the cable and both ends, in bit times or, with mlx5, metres of cable."""
     capable, mask, _bypass, delay = struct.unpack_from("=BBBxH", data)
     on = [number for number in PRIORITIES if mask >> number & 1]
     return {"priorities": on, "capable": capable, "delay": delay}

@@ -363,7 +363,7 @@ def _why_no_rdma(
             f"To use it on this node: echo {address} > /sys/bus/pci/drivers/{bound}/unbind, remove what binds it "
             f"(driverctl, vfio-pci.ids on the kernel command line), then echo {address} > /sys/bus/pci/drivers_probe.",
         )
-    # If the vendor's driver is bound, whatever the id, that driver's RDMA part may be missing.
+    # If the vendor's driver is bound, with any id, that driver's RDMA part may be missing.
     core = bound if bound in _RDMA_OF else _core(device)
     rdma = _RDMA_OF[core]
     if bound not in (None, core):

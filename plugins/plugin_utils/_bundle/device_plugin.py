@@ -1,7 +1,7 @@
 """The device plugin as one file that Python runs: its package and the discovery library in a zip archive.
 
 The same sources give the same bytes on every controller: members are sorted, stored without compression (zlib's output
-differs between versions) and carry one date. So a checksum tells whether a node has it.
+differs between versions) and have one date. So a checksum tells whether a node has it.
 """
 
 import hashlib
@@ -89,7 +89,7 @@ def archive(collection: pathlib.Path) -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as target:
         for name, content in sorted(members.items()):
             member = zipfile.ZipInfo(name, _DATE)
-            member.create_system = 3  # as on any Unix, whatever this controller is
+            member.create_system = 3  # as on any Unix, independent of this controller
             member.external_attr = 0o644 << 16
             target.writestr(member, content)
     return buffer.getvalue()

@@ -83,7 +83,7 @@ def cached(folder: str, origin: str, rows: list[dict]) -> tuple[dict, list[str]]
 
 
 def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
-    """What is wrong with the description itself, regardless of what a node needs."""
+    """Problems of the description itself, regardless of a node's needs."""
     found = []
     if not isinstance(bundle, dict) or bundle.get("schema") != SCHEMA:
         seen = bundle.get("schema") if isinstance(bundle, dict) else "none that is readable"

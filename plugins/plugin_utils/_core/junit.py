@@ -1,4 +1,4 @@
-"""JUnit XML as Jenkins' schema has it (junit-10.xsd of its xUnit plugin): the only writer of it. Pure."""
+"""JUnit XML by Jenkins' schema (junit-10.xsd of its xUnit plugin): the only writer of it. Pure."""
 
 from typing import NamedTuple
 from xml.etree import ElementTree  # only written, never parsed

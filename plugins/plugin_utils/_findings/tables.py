@@ -266,7 +266,7 @@ def _netns(subsystem):
 
 
 def ask(nodes: dict, query: str) -> dict:
-    """answers (what the expression gives for each node), unread (the reason for each node without facts), and text.
+    """answers (the expression's value for each node), unread (the reason for each node without facts), and text.
 
     The text is for people, with a line per answer or, if an answer is a list, per element. AnsibleError if the
     expression cannot be evaluated. nodes: by name, with facts or failure. query: see https://jmespath.org.

@@ -18,7 +18,7 @@ MOST_TESTS = 33_000
 
 
 def ends_of(node: dict) -> list[dict]:
-    """The rails of one node as ends, with what the expectation needs (`carries`).
+    """The rails of one node as ends, with the input of the expected figure (`carries`).
 
     node: as for pairs.ends, and in_use ({HCA: [who]}), load_allowed (None, True or False), cuda (what its tool can do
     with GPU memory: send, dmabuf; None if it was not asked), expected_gbit_per_s (or None). `refused` says why the user

@@ -151,7 +151,7 @@ class _Import:
         if kind == "ConfigMap" and page.has("data", "config.json"):
             self._config_map(page)
         elif kind not in GROUPS:
-            page.say((), LEFT_OUT, why=f"{kind} is not a kind that is imported; the object stays as it is", was=kind)
+            page.say((), LEFT_OUT, why=f"{kind} is not a kind that is imported; the object stays unchanged", was=kind)
         elif content.get("apiVersion") != GROUPS[kind]:
             step = "check which version of the operator it was written for"
             self._refuse(page.object, f"apiVersion {GROUPS[kind]}", short(content.get("apiVersion")), step)
@@ -352,7 +352,7 @@ class _Import:
             self.variables.setdefault("networks_images", {})[component] = reference
             page.say(where, TAKEN, f"networks_images: {component}: {reference}", was=reference)
         else:
-            page.say(where, LEFT_OUT, ours, "what the roles are tested with, pinned", was=reference)
+            page.say(where, LEFT_OUT, ours, "the version that the roles are tested with, pinned", was=reference)
 
     def _leave(self, page: Page, path: tuple, known: dict) -> None:
         for field, why in known.items():

@@ -304,7 +304,7 @@ def without_cluster(names, options) -> list[Finding]:
     return [Finding(f"variable {name}", "a cluster layer", seen, step) for name in sorted(set(names) & set(options))]
 
 
-# --- what the node has and what the variables ask for ----------------------------------------------------------------
+# --- the node against the variables ----------------------------------------------------------------------------------
 
 
 def combinations(

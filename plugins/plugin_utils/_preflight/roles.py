@@ -13,7 +13,7 @@ from . import pod_network
 
 _NO_SERVER = "nothing, and no host in group k3s_servers"
 _CORRECT = "correct it where it is set (inventory, group_vars or -e)"
-# Plugins that every pod needs, whatever else is listed.
+# Plugins that every pod needs, besides any others.
 _PLUGINS = ("loopback", "bridge", "host-local", "portmap", "flannel")
 
 

@@ -9,7 +9,7 @@ from .cluster import Cluster
 
 
 def networks(nodes: list[dict], cluster: dict | None) -> dict[str, list[dict]]:
-    """{host: the networks that Multus attaches to pods on it, each with its name, as a finding has it, and its config}.
+    """{host: the networks that Multus attaches to pods on it, each with its name, as in findings, and its config}.
 
     Those of the cluster whose resource the node offers, or that have none; without a cluster, the files on the node.
     nodes: host and read of those whose networks were read.
