@@ -171,7 +171,7 @@ def fleet(number: int = 64) -> dict:
         with_port_down(nodes[place], "mlx5_3")
     nodes[22] = blocked_card(hosts[22])
     nodes[50] = node(hosts[50], None)
-    seen, step = "no other node has a rail in this subnet", "give the rail of two nodes addresses in one subnet"
+    seen, step = "no other node has a rail in this subnet", "give this rail addresses in one subnet on two nodes"
     what = ("fabric:rail0:mlx5_0", "fabric rail 0 (mlx5_0/1)", "not_verified", "verbs traffic with a peer")
     nodes[33]["checks"].append(host_checks.check(*what, seen, step))
     nodes[12]["reboot_reasons"] = [_REBOOT]

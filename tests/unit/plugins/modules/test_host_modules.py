@@ -199,7 +199,7 @@ OLD, FAILED = b"old" * 33_000, 'rm -f -- "$2"\necho "dracut: creation of $2 fail
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        pytest.param(FAILED, "the image is still the old one", id="as dracut ends where /boot is full"),
+        pytest.param(FAILED, "the old image is still in place", id="as dracut ends where /boot is full"),
         ("exit 0", "an empty file or none"),
         (': >"$2"', "an empty file or none"),
         ('[ "$1" = --force ] && echo new >"$2"', None),

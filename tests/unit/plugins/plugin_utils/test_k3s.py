@@ -581,7 +581,7 @@ NOT_OFFERED = {"answers": "", "installed": False, "offered": False}
 
 
 @pytest.mark.parametrize(("variables", "wanted"), [
-    ({"api_address": "api"}, "an address of IPv4"),
+    ({"api_address": "api"}, "an IPv4 address"),
     ({"api_address": "192.0.2.12"}, "no node has itself"),
     ({"api_address": "198.51.100.5"}, "a host's address in 192.0.2.0/24"),
     ({"api_address": "192.0.2.0"}, "a host's address in 192.0.2.0/24"),
