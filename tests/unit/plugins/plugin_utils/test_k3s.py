@@ -260,7 +260,7 @@ LATE = ("node3", "node1", "node2")
     ([node(1, seen=AGENT, **GUESSED), node(2, **GUESSED), node(3, **GUESSED)], "node1", "in a cluster: node1"),
     ([node(number, seen=SERVER, **GUESSED) for number in (1, 2)], "node1", "already in a cluster: node2"),
     ([node(1, seen=SERVER, **GUESSED), node(2, seen=NATTED, **GUESSED)], "node1", "already in a cluster: node2"),
-    ([node(2, LATE), node(3, LATE), node(1, seen=SERVER)], "node3", "starts a second cluster beside node1"),
+    ([node(2, LATE), node(3, LATE), node(1, seen=SERVER)], "node3", "would start a second cluster next to node1"),
 ])  # fmt: skip
 def test_a_first_server_that_is_not_certain_is_refused(nodes, host, seen):
     for other in nodes:
