@@ -30,7 +30,7 @@ PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 
 
 def fetch(folder: pathlib.Path, python: str, machine: str, wheels: list[dict]) -> None:
-    """Download what is missing. SystemExit when pip fails or a file does not match the lock."""
+    """Download missing wheels. SystemExit if pip fails or a file does not match the lock."""
     wanted = fitting(wheels, python, machine)
     missing = [wheel for file, wheel in wanted.items() if not (folder / file).is_file()]
     if missing:

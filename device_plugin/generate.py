@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """python generate.py [TARGET]: generates code from rdma_device_plugin/kubelet/*.proto, in place or below TARGET.
 
-Generator and formatter are those of requirements-dev.txt. The result is committed; a test compares.
+Generator and formatter are those of requirements-dev.txt. The result is committed; a test compares it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from grpc_tools import protoc
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Linters skip generated code. Its formatting is that of all files, so no formatter needs an exception.
+# Linters skip generated code. It is formatted like all files, so no formatter needs an exception.
 HEADER = "# ruff: noqa\n# pylint: skip-file\n"
 FORMAT = ["ruff", "format", "--quiet", "--isolated", "--line-length", "120", "--target-version", "py39"]
 DESCRIPTOR = re.compile(r"AddSerializedFile\((b'.*')\)")

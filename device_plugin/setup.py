@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Add to the built package what comes from elsewhere: the discovery library and the build's commit and date.
+"""Add files from elsewhere to the built package: the discovery library and the build's commit and date.
 
 RDMA_DEVICE_PLUGIN_COMMIT and SOURCE_DATE_EPOCH fill the commit and date that -version prints.
 """

@@ -1,6 +1,6 @@
-"""figures.py: test and lab code beside product code, which may not pass LIMIT; generated pages, make targets, files.
+"""figures.py: the ratio of test and lab code to product code, at most LIMIT; generated pages, make targets, files.
 
-The rules are in docs/development.md. Lines of code are those of Python and Go that are neither blank nor a comment.
+The rules are in docs/development.md. Lines of code are lines of Python and Go that are neither blank nor a comment.
 """
 
 import pathlib

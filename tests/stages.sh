@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# tests/stages.sh: runs stages, says what each took and how it ended, and finds interpreters. To be sourced.
+# tests/stages.sh: runs stages, prints their times and results, and finds interpreters. To be sourced.
 declare -a report=()
 failed=0 unverified=0
 
@@ -57,7 +57,7 @@ stage_within() { # stage_within MINUTES LEAST LABEL COMMAND...: in what is left 
 	esac
 }
 
-# make test has stages of its own, side by side: each gets its line in the table.
+# make test has parallel stages: each gets its line in the table.
 test_stages() {
 	local results=$PWD/.cache/test-stages.tsv label seconds code ended
 	rm -f "$results"

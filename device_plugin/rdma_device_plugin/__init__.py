@@ -10,7 +10,7 @@ import os
 __version__ = "0.1.0"
 
 # `rdma_device_plugin.hca` is the collection's discovery library. The build copies it into this package; a checkout
-# imports it from its place, so there is only one source.
+# imports it from there, so there is only one source.
 _HERE = os.path.dirname(os.path.realpath(__file__))
 _LIBRARY = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "plugins/module_utils")
 if not os.path.isdir(f"{_HERE}/hca") and os.path.isdir(f"{_LIBRARY}/hca"):

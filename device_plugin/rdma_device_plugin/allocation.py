@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Units of a pool: which HCAs each one represents, what a container gets for it, which units fit together. Pure."""
+"""Units of a pool: the HCAs of each, a container's devices for it, and units that fit together. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 40  # characters shown of an ID that was never advertised
 
 
 class Refused(Exception):
-    """A request that cannot be served; the text says which unit and why."""
+    """A request that cannot be served; the text has the unit and the reason."""
 
 
 class Group(NamedTuple):
@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """A pool as it is advertised; immutable. Unit i maps to group i modulo their number, so IDs never move.
+    """A pool as advertised; immutable. Unit i maps to group i modulo their number, so IDs never move.
 
     count: units advertised. known: IDs below it were advertised before and are still served.
     """
@@ -61,7 +61,7 @@ class Offer(NamedTuple):
         return sum(full + (index < rest) for index, group in enumerate(self.groups) if group.healthy)
 
     def hcas_of(self, ids: Iterable[str]) -> tuple[Hca, ...]:
-        """The HCAs behind units, in the pool's order. Refused names each unit that was never advertised."""
+        """The HCAs behind units, in the pool's order. Refused lists each unit that was never advertised."""
         ids = list(ids)
         strange = [unit for unit in ids if _number(unit, self.known) is None]
         if strange:
@@ -87,7 +87,7 @@ class Offer(NamedTuple):
         return self._replace(active={}) == other._replace(active={})
 
     def env(self, chosen: tuple[Hca, ...]) -> dict[str, str]:
-        """Which HCAs the container may use, for its libraries. Never a GID index, which changes while pods run."""
+        """The HCAs that the container may use, for its libraries. Never a GID index, which changes while pods run."""
         if not self.pool.env or not chosen:
             return {}
         found = {f"RDMA_{_NOT_IN_ENV.sub('_', self.pool.name.upper())}_DEVICES": ",".join(hca.name for hca in chosen)}
@@ -138,7 +138,7 @@ class Offer(NamedTuple):
 
 
 def _number(unit: str, known: int) -> Optional[int]:
-    """The index behind an ID that was advertised; None for any other text, of any length."""
+    """The index of an ID that was advertised; None for any other text, of any length."""
     if not (unit.isascii() and unit.isdecimal()) or len(unit) > len(str(known)):
         return None
     return int(unit) if int(unit) < known else None
@@ -161,7 +161,7 @@ def arrange(pool: Pool, chosen: tuple[Hca, ...]) -> list[tuple[Hca, ...]]:
             nodes.setdefault(hca.numa_node, []).append(hca)
         turns = [_turns(tuple(nodes[node]), size or len(nodes[node])) for node in sorted(nodes)]
         longest = max(map(len, turns))
-        # Interleaved by NUMA node, so that neighbouring units are on different nodes whatever their number of HCAs.
+        # Interleaved by NUMA node, so neighbouring units are on different nodes, for any number of HCAs.
         return [turn[index % len(turn)] for index in range(longest) for turn in turns]
     return [chosen]
 
@@ -185,10 +185,10 @@ def offer(
     active: Optional[Mapping[str, tuple[int, ...]]] = None,
     known: int = 0,
 ) -> Offer:
-    """The offer of a pool. healthy: {HCA name: bool}. known: how many units were advertised before.
+    """The offer of a pool. healthy: {HCA name: bool}. known: number of units advertised before.
 
     A pool that loses its last HCA keeps its units as unhealthy ones: units that disappear would count as a new
-    resource when they return. In allocation `all` a pool is healthy while one of its HCAs is; with health.ports all,
+    resource when they return. With allocation `all` a pool is healthy while one of its HCAs is; with health.ports all,
     while all are.
     """
     groups = []

@@ -49,7 +49,7 @@ def spec(offer: Offer) -> dict[str, Any]:
 
 
 def write(directory: str, offer: Offer) -> bool:
-    """Update a pool's file; True when it changed. Other files are ignored.
+    """Update a pool's file; True if it changed. Other files are ignored.
 
     A pool without HCAs keeps its file: a spec without devices is invalid, and the HCAs may come back.
     """
@@ -60,7 +60,7 @@ def write(directory: str, offer: Offer) -> bool:
 
 
 def update(directory: str, path: str, made: dict[str, Any]) -> bool:
-    """Write a spec to its file unless it is there; True when it was not."""
+    """Write a spec to its file unless it is there; True if it was missing."""
     text = json.dumps(made, indent=1) + "\n"
     try:
         with open(path, encoding="utf-8") as present:
@@ -80,7 +80,7 @@ def remove(directory: str, pool: str) -> bool:
 
 def replace_file(path: str, data: bytes, mode: int) -> None:
     """Write, sync, rename, sync the directory. OSError leaves the old file and no unfinished one."""
-    # Runtimes read *.json and *.yaml only; this suffix hides the unfinished file from them.
+    # Runtimes only read *.json and *.yaml; this suffix hides the unfinished file from them.
     unfinished = f"{path}.new"
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb") as made:
@@ -100,7 +100,7 @@ def replace_file(path: str, data: bytes, mode: int) -> None:
 
 
 def remove_file(path: str) -> bool:
-    """False when there was none."""
+    """False if there was none."""
     try:
         os.unlink(path)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ResourceClaims: what the scheduler gave to one, and what was prepared for it. Pure; what the API holds is input."""
+"""ResourceClaims: the scheduler's allocation and the prepared devices. Pure; objects of the API are input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Refused(Exception):
 
 
 class Key(NamedTuple):
-    """Which claim the kubelet means."""
+    """The claim that the kubelet means."""
 
     namespace: str
     name: str
@@ -35,9 +35,9 @@ class Key(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A device that was allocated. share: tells apart allocations of one device. requests: none means all.
+    """A device that was allocated. share: distinguishes allocations of one device. requests: none means all.
 
-    network: whether the pod gets an interface of the device's rail too.
+    network: whether the pod also gets an interface of the device's rail.
     """
 
     device: str
@@ -49,7 +49,7 @@ class Result(NamedTuple):
 
 class Prepared(NamedTuple):
     """A device in a container. files: character devices; env: for the container's libraries; network: of its rail, if
-    the claim asks for it.
+    the claim requests it.
     """
 
     result: Result
@@ -61,7 +61,7 @@ class Prepared(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A claim that is prepared. pod: uid of the one that gets its networks; empty without networks."""
+    """A prepared claim. pod: uid of the pod that gets its networks; empty without networks."""
 
     key: Key
     devices: tuple[Prepared, ...] = ()
@@ -69,7 +69,7 @@ class Record(NamedTuple):
 
 
 def shown(text: Any) -> str:
-    """Text of others for a message: short, one line."""
+    """Foreign text for a message: short, one line."""
     plain = str(text)
     short = plain if len(plain) <= _SHOWN else f"{plain[:_SHOWN]}..."
     return short if short.isprintable() else short.encode("unicode_escape", "backslashreplace").decode("ascii")
@@ -80,7 +80,7 @@ def valid_uid(uid: str) -> bool:
 
 
 def check(key: Key) -> None:
-    """Refused for what cannot be a claim."""
+    """Refused for anything that cannot be a claim."""
     if not valid_uid(key.uid):
         raise Refused(f'claim {key.text}: uid "{shown(key.uid)}" is not one: wanted letters, digits and -, at most 64')
     if not key.name or not key.namespace:
@@ -88,12 +88,12 @@ def check(key: Key) -> None:
 
 
 def results(claim: Any, key: Key, node: str) -> tuple[Result, ...]:
-    """Our devices in a claim's allocation. Refused when it is another claim, not allocated, or not for this node."""
+    """Our devices in a claim's allocation. Refused if it is another claim, not allocated, or not for this node."""
     uid = _at(claim, "metadata", "uid")
     if uid != key.uid:
         raise Refused(
             f"claim {key.text}: the kubelet wants uid {key.uid}, the API server has {shown(uid)}: it was deleted and "
-            "made again; delete the pod that uses the old one"
+            "recreated; delete the pod that uses the old one"
         )
     allocation = _at(claim, "status", "allocation")
     listed = _at(allocation, "devices", "results")
@@ -110,17 +110,17 @@ def results(claim: Any, key: Key, node: str) -> tuple[Result, ...]:
 
 
 def ended(claim: Any, key: Key) -> str:
-    """Why a claim that was prepared, or is to be, is in no pod's use any more; empty while it is."""
+    """Why no pod uses a claim any more that was, or will be, prepared; empty while one does."""
     if _at(claim, "metadata", "uid") != key.uid:
-        return "it was deleted and made again"
+        return "it was deleted and recreated"
     if not _at(claim, "status", "reservedFor"):
         return "it is being deleted" if _at(claim, "metadata", "deletionTimestamp") else "it is reserved for no pod"
     return ""
 
 
 def pod(claim: Any, key: Key) -> str:
-    """UID of the one pod that a claim was made for. Refused for a claim that others can use too: the kubelet does not
-    tell of them.
+    """UID of the one pod that a claim was made for. Refused for a claim that other pods can use too, because the
+    kubelet does not report them.
     """
     references = _listed(claim, "metadata", "ownerReferences")
     owners = [_at(owner, "uid") for owner in references if _at(owner, "kind") == "Pod"]
@@ -128,8 +128,8 @@ def pod(claim: Any, key: Key) -> str:
     if len(owners) == 1 and users == owners and valid_uid(str(owners[0])):
         return str(owners[0])
     raise Refused(
-        f"claim {key.text}: it asks for a network, which only one pod can have: wanted a claim that Kubernetes made "
-        f"for its pod, seen owners {shown(owners)} and users {shown(users)}; name a ResourceClaimTemplate in the pod "
+        f"claim {key.text}: it asks for a network, which only one pod can have: wanted a claim that Kubernetes created "
+        f"for its pod, seen owners {shown(owners)} and users {shown(users)}; use a ResourceClaimTemplate in the pod "
         "(resourceClaimTemplateName)"
     )
 
@@ -140,18 +140,18 @@ def _result(one: Any, key: Key, node: str, asking: Callable[[str], bool]) -> Res
         raise Refused(f"claim {key.text}: an allocated device has no pool or name: {shown(one)}")
     if pool != node:
         raise Refused(
-            f"claim {key.text}: device {shown(device)} is of pool {shown(pool)}, this node's is {node}; is -node-name "
+            f"claim {key.text}: device {shown(device)} is in pool {shown(pool)}, this node's is {node}; is -node-name "
             "that of the Node object?"
         )
     share = _at(one, "shareID")
-    # A request with alternatives is allocated as request/alternative; pods name the request.
+    # A request with alternatives is allocated as request/alternative; pods refer to the request.
     requests = (request.partition("/")[0],) if isinstance(request, str) and request else ()
     return Result(device, pool, requests, share if isinstance(share, str) else None, asking(str(request)))
 
 
 def _asking(allocation: Any, key: Key) -> Callable[[str], bool]:
-    """Whether a request asks for the network of its rail, in the claim or its DeviceClass. Refused for parameters that
-    are not understood: someone relies on them.
+    """Whether a request asks for the network of its rail, in the claim or its DeviceClass. Refused for unknown
+    parameters, because someone relies on them.
     """
     asking: set[Optional[str]] = set()
     for one in _listed(allocation, "devices", "config"):

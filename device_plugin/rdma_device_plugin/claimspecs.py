@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The prepared claims on disk: one CDI spec file per claim, replaced atomically, which is also the claim's record.
 
-An annotation has what a restart needs beside what containers get. The end of a claim is the removal of its file. After
-a reboot the folder is empty, as no container runs, and the kubelet prepares again.
+An annotation has the data that a restart needs besides the containers' devices. Removing its file ends a claim. After a
+reboot the folder is empty, because no container runs, and the kubelet prepares again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLASS = "rdma-claim"
 KIND = f"{cdi.VENDOR}/{CLASS}"
 CDI_VERSION = "0.6.0"  # the first with annotations
 NAMESPACE, NAME, DEVICES = f"{DRIVER}/namespace", f"{DRIVER}/name", f"{DRIVER}/devices"
-# What the CNI plugin rdma-claim reads: the pod, and the networks that it gets.
+# Read by the CNI plugin rdma-claim: the pod and its networks.
 POD, NETWORKS = f"{DRIVER}/pod", f"{DRIVER}/networks"
 
 
@@ -35,7 +35,7 @@ def ids(record: Record) -> list[str]:
 
 
 def encode(record: Record) -> dict[str, Any]:
-    """What containers get: each device its own entry, because a container may use one request of a claim only."""
+    """The containers' devices, one entry each, because a container may use a single request of a claim."""
     devices = []
     for index, device in enumerate(record.devices):
         edits: dict[str, Any] = {
@@ -44,7 +44,7 @@ def encode(record: Record) -> dict[str, Any]:
         if device.env:
             edits["env"] = [f"{name}={value}" for name, value in device.env]
         devices.append({"name": f"{record.key.uid}-{index}", "containerEdits": edits})
-    # Whether the claim asks for a network is in the network's name.
+    # The network's name tells whether the claim asks for one.
     allocated = [[*device.result[:-1], device.hca, device.port, device.network] for device in record.devices]
     said = {NAMESPACE: record.key.namespace, NAME: record.key.name, DEVICES: json.dumps(allocated)}
     networks = dict.fromkeys(device.network for device in record.devices if device.network)
@@ -54,11 +54,11 @@ def encode(record: Record) -> dict[str, Any]:
 
 
 def decode(document: Any, uid: str) -> Record:
-    """The record in a spec. ValueError, LookupError or TypeError where it does not say all: damaged, or older."""
+    """The record in a spec. ValueError, LookupError or TypeError if it is incomplete: damaged or older."""
     annotations, devices = document["annotations"], document["devices"]
     allocated = json.loads(annotations[DEVICES])
     if not devices or len(allocated) != len(devices):
-        raise ValueError("not as many allocated devices as devices")
+        raise ValueError("the numbers of allocated devices and devices differ")
     prepared = tuple(_prepared(row, device["containerEdits"]) for row, device in zip(allocated, devices))
     pod = _text(annotations[POD]) if any(device.network for device in prepared) else ""
     return Record(_key(document, uid), prepared, pod)
@@ -69,7 +69,7 @@ def _prepared(row: list[Any], edits: dict[str, Any]) -> Prepared:
     paths = tuple(_text(node["path"]) for node in edits["deviceNodes"])
     kinds = isinstance(requests, list), share is None or isinstance(share, str), port is None or isinstance(port, int)
     if not paths or not all(kinds):
-        raise ValueError("a device without files, or a request, a share or a port that is none")
+        raise ValueError("a device without files, or an invalid request, share or port")
     result = Result(_text(device), _text(pool), tuple(_text(request) for request in requests), share, bool(network))
     pairs = (_text(pair).partition("=") for pair in edits.get("env", ()))
     env = tuple((name, value) for name, _equals, value in pairs)
@@ -88,7 +88,7 @@ def _text(value: Any) -> str:
 
 
 def write(directory: str, record: Record) -> bool:
-    """Update a claim's file; True when it changed. OSError leaves the old one."""
+    """Update a claim's file; True if it changed. OSError leaves the old one."""
     return cdi.update(directory, f"{directory}/{file(record.key.uid)}", encode(record))
 
 
@@ -97,9 +97,9 @@ def remove(directory: str, uid: str) -> bool:
 
 
 def load(directory: str) -> tuple[dict[str, Record], dict[str, Optional[Key]]]:
-    """({uid: Record}, {uid: Key}): claims whose file says all, and others; None where it does not even say whose it is.
+    """({uid: Record}, {uid: Key}): claims with complete files, and others; None if even the claim is unknown.
 
-    OSError when the folder or a file cannot be read.
+    OSError if the folder or a file cannot be read.
     """
     try:
         names = os.listdir(directory)
@@ -126,7 +126,7 @@ def load(directory: str) -> tuple[dict[str, Record], dict[str, Optional[Key]]]:
 
 
 def _uid(name: str) -> Optional[str]:
-    """The uid in a file name of ours; None for any other name."""
+    """The uid in the name of one of our files; None for any other name."""
     start, end = f"{cdi.VENDOR}_{CLASS}_", ".json"
     uid = name[len(start) : -len(end)] if name.startswith(start) and name.endswith(end) else ""
     return uid if valid_uid(uid) else None

@@ -43,7 +43,7 @@ CONFIG_FILE = Flag("config-file", "/k8s-rdma-shared-dev-plugin/config.json", "pa
 MODE = Flag(
     "mode",
     "device-plugin",
-    "which API serves the config: device-plugin, dra, or both: entries with api dra over DRA, the others as ever",
+    "which API serves the config: device-plugin, dra, or both: entries with api dra over DRA, the others as before",
     ("device-plugin", "dra", "both"),
 )
 STRICT = Flag("strict", False, "refuse a config with unknown keys")
@@ -179,7 +179,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
 def check_config(path: str, strict: bool, mode: str = "device-plugin", root: str = "") -> int:
     """For pipelines: one line per problem, exit code 1 if there is any.
 
-    root: a node, or a captured one, whose HCAs must not be counted twice; empty for the file alone.
+    root: a node, or a captured one, whose HCAs must not be counted twice; empty to check only the file.
     """
     from . import explain as explanation
     from . import modes
@@ -214,7 +214,7 @@ def _counted_twice(parts: modes.Split, root: str) -> list[str]:
 
 @contextlib.contextmanager
 def _node(root: str) -> Iterator[str]:
-    """A folder that holds a node: root itself, or a captured host file laid out. NoCapture, OSError."""
+    """A folder with a node's tree: root itself, or an unpacked captured host file. NoCapture, OSError."""
     import pathlib
     import tempfile
 
@@ -257,7 +257,7 @@ def _complain(problems: list[str]) -> int:
 
 def serve(values: dict[str, object], rest: list[str]) -> int:
     """Run until a signal. Exits without joining threads: a hung read would block the interpreter."""
-    # The library's core tells of each connection that a kubelet cuts, past our log and once for each call.
+    # The library's core reports each connection that a kubelet cuts, past our log and once per call.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     _small_pages()
     _one_heap()
@@ -297,13 +297,13 @@ def _all_descriptors() -> None:
 
 
 def _small_pages() -> None:
-    """No transparent huge pages: where they are always on, the stack of a thread can take 2 MiB instead of 40 KiB."""
+    """No transparent huge pages: if they are always on, a thread's stack can take 2 MiB instead of 40 KiB."""
     ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def _one_heap() -> None:
     """Let all threads allocate from one heap. grpc's ten would get one each, and each kubelet restart would leave
-    buffers in a different one: 3 MB after 100 restarts that way, 1 MB this way, of which the last 50 add nothing.
+    buffers in a different one: 3 MB after 100 restarts then, 1 MB with one heap, which stops growing after 50.
     """
     import ctypes
 
@@ -359,13 +359,13 @@ async def _serve(chosen: Settings) -> None:
     loop = asyncio.get_running_loop()
 
     def end() -> None:
-        gc.disable()  # with thousands of pools it takes most of the time there is, and all goes with the process
+        gc.disable()  # with thousands of pools it would take most of the remaining time, and the process ends anyway
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, plugin.reload)
-    # Upstream's two lines, on its stream: scripts look for them.
+    # Upstream's two lines, on its stream, because scripts look for them.
     watched = chosen.places.watched()
     _out("Using Kubelet Plugin Registry Mode\n" if watched else "Using Deprecated Devie Plugin Registry Path\n")
     await plugin.run(stop)

@@ -37,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
 _PCI_ID = re.compile(r"[0-9a-f]{4}\Z")
-# As netlink names the types of links (encapType); RDMA has no others.
+# Netlink's names of link types (encapType); RDMA has no others.
 _LINK_TYPE = re.compile(r"(ether|infiniband|loopback)\Z")
 _PKEY = re.compile(r"(0[xX])?[0-9a-fA-F]{1,4}\Z")
 
@@ -85,8 +85,8 @@ class CharDevices(NamedTuple):
 class Health(NamedTuple):
     """ports: which ports must be ACTIVE. A port counts as down after downSeconds, as up again after upSeconds.
 
-    One that went down `flaps` times within flapSeconds stays down until they are over; 0: however often.
-    taint: over DRA, the effect of a port that is down, where the cluster has device taints.
+    A port that went down `flaps` times within flapSeconds stays down until they have passed; 0: no limit.
+    taint: over DRA, the effect of a port that is down, if the cluster has device taints.
     """
 
     ports: str = "any"
@@ -98,7 +98,7 @@ class Health(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """One entry of configList: a resource, how many units of it there are, and which HCAs are behind it.
+    """One entry of configList: a resource, its number of units, and its HCAs.
 
     api: device-plugin or dra, None for the default of the mode. rail: the number of its HCAs, for DRA; None: automatic.
     """
@@ -198,8 +198,7 @@ _DOCUMENT = struct(
 def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
     """The config in a file's bytes. ConfigError lists every problem; unknown keys are problems only when strict.
 
-    lenient: leave out the entries that only the kubelet would refuse, as long as others remain: the Go plugin serves
-    those too.
+    lenient: leave out the entries that only the kubelet would refuse, as long as others remain, like the Go plugin.
     """
     try:
         document, problems, unknown = gojson.decode(_DOCUMENT, data)
@@ -237,7 +236,7 @@ def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
 class _Entry:
     """One entry of configList, checked: names, count, selectors, then our extensions.
 
-    refusals: problems that the Go plugin does not see but the kubelet refuses.
+    refusals: problems that the Go plugin accepts but the kubelet refuses.
     """
 
     def __init__(self, entry: dict[str, Any], seen: set[str]):

@@ -75,7 +75,7 @@ class Plugin(State):
     # Life cycle.
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop`. Fatal when serving cannot start or continue."""
+        """Serve until `stop`. Fatal if serving cannot start or continue."""
         self._directories = events.Directories()
         work = asyncio.ensure_future(self._work())
         halt = asyncio.ensure_future(stop.wait())
@@ -98,7 +98,7 @@ class Plugin(State):
         self.config = await self._first_config()
         self._split()
         if self.settings.mode != modes.DEVICE_PLUGIN:
-            from . import dra  # only where it is used: it needs twice the memory
+            from . import dra  # only if used: it doubles the memory
 
             self.front = dra.Front(self.settings, self._directories, self.files, stale=self.rescan)
             self.front.hung = lambda: self.hung
@@ -137,8 +137,8 @@ class Plugin(State):
                     listener.close()
 
     async def _sockets_tried(self) -> None:
-        """Until each resource has its socket or a reason to wait for one. The kubelet need not be up: it may start
-        after us.
+        """Wait until each resource has its socket or a reason to wait for one. The kubelet need not be up: it may start
+        later.
         """
         resources = [served.resource for served in self.served.values()] + ([self.front.driver] if self.front else [])
         tried = [asyncio.ensure_future(resource.tried.wait()) for resource in resources]
@@ -186,7 +186,7 @@ class Plugin(State):
         return config
 
     def _split(self) -> None:
-        """Which API serves which entry of the config in force."""
+        """The entries of the active config by API."""
         self.parts = modes.split(self.config, self.settings.mode)
         for warning in self.parts.warnings:
             log.on_change(f"split {warning}", warning, logging.WARNING)
@@ -253,7 +253,7 @@ class Plugin(State):
                 await self._files_of_cdi(served.pool.name, cdi.remove, served.pool.name)
             log.forget(f"offer {served.pool.resource}")
             log.forget(f"cdi {served.pool.name}")
-            log.info(f"{served.pool.resource}: stopped, the config has it no longer in this form")
+            log.info(f"{served.pool.resource}: stopped, the config no longer has it in this form")
         for name, pool in wanted.items():
             if name in self.served:
                 self.served[name].pool = pool
@@ -301,7 +301,7 @@ class Plugin(State):
         begun = time.monotonic()
         try:
             inventory = await self.sysfs.run(pools.discover, self._tree, wanted)
-        except Exception as error:  # noqa: BLE001 - a node we cannot read must not end what is served already
+        except Exception as error:  # noqa: BLE001 - an unreadable node must not end resources that are served already
             self.scan_failures += 1
             log.on_change("scan", f"the scan of sysfs failed, the last one stays in force: {error!r}", logging.ERROR)
             return
@@ -310,14 +310,14 @@ class Plugin(State):
         self.scans += 1
         self.inventory = inventory
         self.ports.scanned(inventory)
-        self.poll_ports()  # it compares with what was known before
+        self.poll_ports()  # it compares with the previous states
         self._linked &= {netdev for hca in inventory.hcas for netdev in hca.netdevs}
         status.report(self.config, inventory)
         await self._update()
 
     async def _port_poller(self) -> None:
-        """Poll port states often: InfiniBand ports change without an event. This loop turns only when there is news, a
-        change is to become final, or as a backstop.
+        """Poll port states often: InfiniBand ports change without an event. This loop only turns on news, when a
+        change becomes final, or as a backstop.
         """
         timing, poll = self.settings.timing, self.settings.port_poll
         while True:
@@ -429,7 +429,7 @@ class Plugin(State):
         return True
 
     async def _set_up_links(self) -> None:
-        """As upstream does for each interface it selects, once when the interface appears."""
+        """Like upstream for each selected interface, once when the interface appears."""
         chosen = [(served.pool, served.service.offer.members) for served in self.served.values()]
         chosen += [(pool, pools.members(pool, self.inventory)) for pool in self.parts.dra]
         for pool, members in chosen if self._link_up else ():
@@ -443,7 +443,7 @@ class Plugin(State):
 
 
 def _raise_for(tasks: Iterable[asyncio.Task]) -> None:
-    """Fatal when a resource has ended on its own."""
+    """Fatal if a resource has ended on its own."""
     for task in tasks:
         if task.done() and not task.cancelled():
             error = task.exception()
@@ -451,7 +451,7 @@ def _raise_for(tasks: Iterable[asyncio.Task]) -> None:
 
 
 def _identity(pool: Pool) -> tuple[Any, ...]:
-    """What was registered with the kubelet: a different one is a different resource."""
+    """The registration with the kubelet: a different one is a different resource."""
     return pool.resource, pool.allocation != "all"
 
 
@@ -482,7 +482,7 @@ class ConfigFile:
         return config
 
     async def changed(self) -> bool:
-        """Whether it differs from the last read. OSError when it does not respond."""
+        """Whether it differs from the last read. OSError if it does not respond."""
         return self._seen is None or await self._ask(_stamp) != self._seen
 
     async def _ask(self, job: Callable[[str], Any]) -> Any:
@@ -496,7 +496,7 @@ class ConfigFile:
         self._worker.close()
 
     def forget(self) -> None:
-        """Treat the next one as changed, whatever it is."""
+        """Treat the next one as changed in any case."""
         self._seen = None
 
     @property

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What DRA publishes of a node: one device a port of an HCA, shared, or as many units of it as it has shares. Pure."""
+"""What DRA publishes about a node: one shared device per HCA port, or one unit per share. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .config import Pool
 from .pools import Hca, Inventory
 
 DRIVER = "rdma.gpufabric.io"
-# Attributes that Kubernetes defines (dra-standard-device-attributes), and those by which Multus finds a claim's device
-# (multus-cni pull request 1492); it rejects a name that differs from the network's resourceName.
+# Domains of Kubernetes' standard attributes, and of those by which Multus finds a claim's device
+# (multus-cni pull request 1492). Multus rejects a resourceName other than the network's.
 STANDARD, CNI = "resource.kubernetes.io", "k8s.cni.cncf.io"
 TAINT = f"{DRIVER}/port-down"
 SHARES, RATE = "shares", "rate"
-# Of the API: a string attribute holds 64 characters, a device's name 63. Its suffix is at most -p255-u9999.
+# Limits of the API: a string attribute holds 64 characters, a device's name 63. Its suffix is at most -p255-u9999.
 _TEXT, _NAME = 64, 63 - 11
-# Units of one HCA port: each is a device that the scheduler looks at. With consumable capacity there is no such limit.
+# Units of one HCA port: each is a device for the scheduler. With consumable capacity there is no such limit.
 MOST_UNITS = 1000
 _NOT_IN_LABEL = re.compile("[^a-z0-9-]+")
 _NOT_IN_VALUE = re.compile("[^A-Za-z0-9]+")
@@ -31,14 +31,14 @@ _UNIT = re.compile(r"(.+)-u([0-9]{2,4})\Z")
 
 
 class Form(NamedTuple):
-    """What the API server keeps. shared: DRAConsumableCapacity; taints: DRADeviceTaints."""
+    """Fields that the API server keeps. shared: DRAConsumableCapacity; taints: DRADeviceTaints."""
 
     shared: bool = False
     taints: bool = False
 
 
 class Device(NamedTuple):
-    """An HCA's port as it may be published. port: None for an HCA without one. up: usable now."""
+    """An HCA's port for publication. port: None for an HCA without one. up: usable now."""
 
     name: str
     pool: Pool
@@ -52,7 +52,7 @@ class Device(NamedTuple):
         return self.pool.count
 
     def names(self, form: Form) -> list[str]:
-        """The names it has in the pool: its own, or that of each unit."""
+        """Its names in the pool: its own, or one per unit."""
         if form.shared:
             return [self.name]
         return [f"{self.name}-u{unit:02d}" for unit in range(min(self.shares, MOST_UNITS))]
@@ -92,7 +92,7 @@ def devices(
 
 
 def find(name: str, known: Iterable[Device]) -> Optional[Device]:
-    """The device behind a published name of either form: a claim may be older than the present form."""
+    """The device of a published name of either form: a claim may be older than the present form."""
     by_name = {device.name: device for device in known}
     if name in by_name:
         return by_name[name]
@@ -101,7 +101,7 @@ def find(name: str, known: Iterable[Device]) -> Optional[Device]:
 
 
 def published(known: Iterable[Device], form: Form) -> list[dict[str, Any]]:
-    """The devices of the pool as the API has them, in order. One that is down has a taint, or is left out."""
+    """The devices of the pool in the API's form, in order. A device that is down has a taint, or is left out."""
     found = []
     for device in known:
         if not device.up and not form.taints:
@@ -120,7 +120,7 @@ def published(known: Iterable[Device], form: Form) -> list[dict[str, Any]]:
 
 
 def attributes(device: Device) -> dict[str, dict[str, Any]]:
-    """Attributes under the driver's domain, Kubernetes' standard ones and Multus's. What is not known is left out."""
+    """Attributes under the driver's domain, Kubernetes' standard ones and Multus's. Unknown ones are left out."""
     hca, details = device.hca, device.hca.details
     port = next((one for one in hca.ports if one.number == device.port), None)
     rate = dict(details.rates).get(device.port or 0)
@@ -151,14 +151,14 @@ def attributes(device: Device) -> dict[str, dict[str, Any]]:
 
 
 def rail(device: Device) -> Optional[int]:
-    """The number of its rail; None for a port that is none."""
+    """The number of its rail; None for a port that is not a rail."""
     if device.pool.rail is not None:
         return device.pool.rail
     return dict(device.hca.details.rails).get(device.port or 0)
 
 
 def _capacity(device: Device) -> dict[str, Any]:
-    """Shares are taken one by one unless a claim asks for more; bandwidth only by claims that ask for it."""
+    """A claim takes one share unless it asks for more, and bandwidth only if it asks for it."""
     most = device.pool.max_per_container
     shares: dict[str, Any] = {"min": "1", "step": "1"} if device.shares > 1 else {"min": "1"}
     if 0 < most <= device.shares:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The DRA side of the daemon: devices from the node's state, published and prepared, and its RPCs. Imported if used."""
+"""The DRA side of the daemon: devices from the node's state, published and prepared, its RPCs. Imported if used."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from .server import Feed, Observer
 from .sockets import Listener
 from .worker import Worker, end, take
 
-# Services as the kubelet names them; it takes the first that it knows. v1beta1 is v1 whose share_id it may skip.
+# The kubelet's names of services; it takes the first that it knows. v1beta1 is v1 with an optional share_id.
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 HEALTH = "v1alpha1.DRAResourceHealth"
-# Seconds between health messages. The kubelet takes a device for unknown after 30 s without one.
+# Seconds between health messages. After 30 s without one the kubelet considers a device unknown.
 REFRESH = 10.0
 
 
 class DraService:
-    """Serves the driver on whatever sockets the lifecycle binds. endpoint: where the kubelet finds the claims' RPCs."""
+    """Serves the driver on the sockets that the lifecycle binds. endpoint: where the kubelet finds the claims' RPCs."""
 
     name = DRIVER
     socket = f"{DRIVER}-reg.sock"
@@ -63,10 +63,10 @@ class DraService:
         serve(server, health_api, "DRAResourceHealth", self._health)
 
     def options(self) -> Any:
-        raise NotImplementedError("a DRA driver registers by its socket alone")
+        raise NotImplementedError("a DRA driver registers only by its socket")
 
     def kubelet_replaced(self) -> None:
-        """The new one has to ask us again."""
+        """The new kubelet has to ask us again."""
         self.connected = False
 
     def close(self) -> None:
@@ -132,13 +132,13 @@ class _Plugin:
 
 
 def _internal(error: BaseException) -> str:
-    """One claim's surprise is not the others'."""
+    """An unexpected error of one claim must not affect the others."""
     log.error("a claim's call failed unexpectedly", reason=repr(error))
     return f"internal error of the driver: {error!r}; see its log"
 
 
 class _Health:
-    """v1alpha1.DRAResourceHealth: complete lists, sent anew before the kubelet's patience ends."""
+    """v1alpha1.DRAResourceHealth: complete lists, sent again before the kubelet's timeout."""
 
     def __init__(self, node: str):
         self.feed = Feed(())
@@ -174,7 +174,7 @@ COMPARE = 300.0
 
 
 class Driver(Resource):
-    """Registers the driver: its RPCs get a socket of their own, which is there before the kubelet is told of it."""
+    """Registers the driver: its RPCs have a separate socket, which exists before the kubelet hears of it."""
 
     def __init__(self, service: DraService, places: Places, directories: Directories, timing: Timing, home: str):
         super().__init__(service, places._replace(mode=WATCH), directories, timing)
@@ -192,13 +192,13 @@ class Driver(Resource):
         return await super()._serve()
 
     async def stop(self) -> None:
-        # The registration goes first, so that the kubelet does not look for RPCs that are gone.
+        # The registration goes first, so the kubelet does not look for RPCs that are gone.
         await super().stop()
         await self._rpcs.stop(self._timing.stop)
 
 
 class Front:
-    """DRA as the daemon sees it: `start`, `update` with each change of the node, `run` forever, `stop`."""
+    """DRA for the daemon: `start`, `update` with each change of the node, `run` forever, `stop`."""
 
     def __init__(self, settings: Settings, directories: Directories, files: Worker, stale: Callable[[], None]):
         self.node = settings.node_name
@@ -228,7 +228,7 @@ class Front:
         self._keep = asyncio.Event()
 
     async def start(self) -> None:
-        """Know what is prepared, then be there for the kubelet; both only once no other instance serves here."""
+        """Read the prepared claims, then serve the kubelet; both only once no other instance serves here."""
         self.driver.begin = self._load
         self.task = asyncio.ensure_future(self.driver.run())
 
@@ -256,7 +256,7 @@ class Front:
         await self._api.close()
 
     def update(self, parts: Split, inventory: Inventory, ports: Ports) -> None:
-        """Take the node's present state over."""
+        """Adopt the node's present state."""
         self.pools = parts.dra
         found = modes.overlaps(parts, inventory)
         self.overlap = modes.problem(found)
@@ -281,7 +281,7 @@ class Front:
             log.on_change("dra", f"{DRIVER}: devices", level, usable=up, all=names)
 
     def problems(self) -> list[str]:
-        """What keeps DRA from working, a line each."""
+        """What keeps DRA from working, one line each."""
         found = []
         if not self.driver.registered:
             why = f" ({self.driver.error})" if self.driver.error else ""
@@ -315,7 +315,7 @@ class Front:
             await asyncio.sleep(REFRESH)
 
     async def _speak(self) -> None:
-        """With the API server, once the kubelet knows us: the library's import takes longer than its patience."""
+        """With the API server, once the kubelet knows us: the library's import takes longer than the kubelet waits."""
         while not self.driver.registered:
             await asyncio.sleep(0.05)
         publishing = asyncio.ensure_future(self.publisher.run())
@@ -329,14 +329,14 @@ class Front:
                         compared = time.monotonic()
                     await asyncio.wait({publishing}, timeout=60)
                 except (ApiProblem, Refused) as problem:
-                    log.on_change("rebuild", "prepared claims are not known again yet", reason=str(problem))
+                    log.on_change("rebuild", "prepared claims have not been recovered yet", reason=str(problem))
                     await asyncio.wait({publishing}, timeout=self._settings.timing.backstop)
             publishing.result()
         finally:
             await end([publishing], 1.5)
 
     async def _keeper(self) -> None:
-        """Keep the claims' CDI specs right, as the pools' are kept."""
+        """Keep the claims' CDI specs correct, like those of pools."""
         await self.driver.held.wait()
         while True:
             self._directories.watch(self._settings.cdi_directory, self._cdi_changed)

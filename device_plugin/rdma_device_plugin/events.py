@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the kernel says (uevents, link changes, changes in directories) and setting interfaces up. Standard library.
+"""Kernel events (uevents, link changes, changes in directories), and setting interfaces up. Standard library.
 
 Each is only a hint that something may have changed; slow polls back them up, so a lost message only costs time.
 """
@@ -98,7 +98,7 @@ def watch_devices(changed: Callable[[], None]) -> Optional[_Netlink]:
 
 
 def watch_links(changed: Callable[[], None]) -> Optional[_Netlink]:
-    """Call `changed` when a network interface goes up or down: a RoCE port sends no event of its own."""
+    """Call `changed` when a network interface goes up or down, because a RoCE port sends no event itself."""
     return _open("link events", socket.NETLINK_ROUTE, _RTMGRP_LINK, lambda _message: changed(), changed)
 
 
@@ -108,12 +108,12 @@ def _open(
     try:
         return _Netlink(protocol, group, receive, lost)
     except OSError as error:
-        log.warning(f"no {what} from the kernel: {error.strerror}; changes are seen by the poll only")
+        log.warning(f"no {what} from the kernel: {error.strerror}; only the poll sees changes")
         return None
 
 
 class _Watch:
-    """A directory and who wants to know of what in it. Constant time for each, as thousands of pools share one."""
+    """A directory and the callbacks for its entries, in constant time, because thousands of pools share one."""
 
     def __init__(self, path: str):
         self.path = path
@@ -155,7 +155,7 @@ class Directories:
         asyncio.get_running_loop().add_reader(self._fd, self._read)
 
     def watch(self, path: str, changed: Callable[[str], None], names: Collection[str] = ()) -> bool:
-        """Watch a directory. False when it cannot be watched (does not exist): try again later.
+        """Watch a directory. False if it cannot be watched (does not exist): try again later.
 
         names: the entries that matter; without any, all do.
         """

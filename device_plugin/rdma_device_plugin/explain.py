@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`explain`: one line for each network card and pool: whether the card is in, and why not. Reads captures too."""
+"""`explain`: one line per network card and pool: whether the card is in, or why not. Also reads captures."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def load(path: str) -> dict[str, Any]:
 
 
 def lay_out(captured: Mapping[str, Any], target: pathlib.Path) -> None:
-    """Write what the plugin reads of a captured node below target: links, files and folders."""
+    """Write the plugin's input from a captured node below target: links, files and folders."""
     # Links to folders come before the paths below them.
     for path, goal in sorted(_leaves(captured.get("links") or {}), key=lambda leaf: leaf[0].count("/")):
         os.symlink(goal, _place(target, path))
@@ -88,7 +88,7 @@ def lay_out(captured: Mapping[str, Any], target: pathlib.Path) -> None:
         _place(target, path).write_text(str(content))
     for path, content in _leaves(captured.get("binary") or {}):
         _place(target, path).write_bytes(base64.b64decode(content))
-    # An unreadable file becomes a folder here: reading one fails too. Repeated files (GID tables) are not needed.
+    # An unreadable file becomes a folder here, which cannot be read either. Repeated files (GID tables) are not needed.
     for path, _error in _leaves(captured.get("errors") or {}):
         os.makedirs(_place(target, path), exist_ok=True)
 
@@ -103,7 +103,7 @@ def _leaves(section: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str,
 
 
 def _place(target: pathlib.Path, path: str) -> pathlib.Path:
-    """Where a node path lies below target; absolute links on the way resolve inside target, not on this machine."""
+    """Where a node path lies below target; absolute links resolve inside target, not on this machine."""
     if ".." in pathlib.PurePosixPath(path).parts:
         raise NoCapture(f"{path}: wanted a plain absolute path")
     parts = list(pathlib.PurePosixPath(path).parts[1:])

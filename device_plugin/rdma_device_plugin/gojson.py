@@ -4,7 +4,7 @@
 """JSON as Go's encoding/json reads it into typed fields.
 
 Config files were written for a Go program: keys in any case, unknown keys ignored, null for "not set", integers that
-must be integer tokens. What Python's json accepts beyond that (NaN, lone surrogates, 10.0 for 10) is refused.
+must be integer tokens. Anything else that Python's json accepts (NaN, lone surrogates, 10.0 for 10) is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Decoder:
 
 
 def parse(data: bytes) -> Any:
-    """Bytes of a document as Members, list, str, Number, bool and None. ValueError names the place of an error."""
+    """Bytes of a document as Members, list, str, Number, bool and None. ValueError has the place of an error."""
     text = data.decode("utf-8", "replace")
     try:
         return json.loads(
@@ -100,7 +100,7 @@ def boolean(decoder: Decoder, value: Any, before: Any, path: str) -> Any:
 def integer(decoder: Decoder, value: Any, before: Any, path: str) -> Any:
     if value is None:
         return before
-    # Twenty characters hold every 64 bit integer; int() of thousands of digits would raise.
+    # Twenty characters are enough for every 64 bit integer; int() of thousands of digits would raise.
     if isinstance(value, Number) and _INTEGER.match(value) and len(value) <= 20 and -_INT64 <= int(value) < _INT64:
         return int(value)
     decoder.refuse(path, "an integer of 64 bits", value)
@@ -117,7 +117,7 @@ def seconds(decoder: Decoder, value: Any, before: Any, path: str) -> Any:
 
 
 def nullable(inner: Decode) -> Decode:
-    """A Go pointer: null resets what an earlier duplicate of the key has set."""
+    """A Go pointer: null resets the value of an earlier duplicate key."""
 
     def decode(decoder: Decoder, value: Any, before: Any, path: str) -> Any:
         return None if value is None else inner(decoder, value, before, path)
@@ -163,7 +163,7 @@ def struct(fields: dict[str, tuple[Decode, Callable[[], Any]]]) -> Decode:
 
 
 def decode(schema: Decode, data: bytes) -> tuple[Any, list[str], list[str]]:
-    """(value, problems, paths of unknown keys). ValueError for what is not JSON."""
+    """(value, problems, paths of unknown keys). ValueError for anything but JSON."""
     decoder = Decoder()
     value = schema(decoder, parse(data), None, "")
     return value, decoder.problems, decoder.unknown

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The API server over lightkube, which is imported with the first call: it takes longer than the kubelet's patience."""
+"""The API server over lightkube, which is imported with the first call: it takes longer than the kubelet waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHECK = 10.0  # seconds between looks at the kubeconfig file
 
 
 class ApiProblem(Exception):
-    """A call that failed; the text is for people. code: HTTP status, 0 without an answer."""
+    """A failed call; the text is for people. code: HTTP status, 0 without an answer."""
 
     def __init__(self, text: str, code: int = 0):
         super().__init__(text)
@@ -62,7 +62,7 @@ class Api:
             raise self._problem(error, "list resourceslices") from error
 
     async def watch(self, version: str, seconds: int) -> AsyncGenerator[tuple[str, slices.Slice], None]:
-        """(type, slice) of each change after a resource version; ends with an error only."""
+        """(type, slice) of each change after a resource version; ends only with an error."""
         client = await self._open()
         try:
             changes = client.watch(
@@ -74,7 +74,7 @@ class Api:
             raise self._problem(error, "watch resourceslices") from error
 
     async def write(self, step: slices.Step, dry_run: bool = False) -> slices.Slice:
-        """Carry out a step; what the API server has now. Empty for a deletion, also of what is gone already."""
+        """Carry out a step; returns the API server's object. Empty for a deletion, even of a slice already gone."""
         if step.verb != "delete":
             options = {"field_manager": FIELD_MANAGER, "dry_run": dry_run}
             return await self._call(step.verb, "slice", body=step.body, **options)
@@ -107,7 +107,7 @@ class Api:
             raise self._problem(error, f"{method} {kind}") from error
 
     async def _open(self) -> Any:
-        """The client, made anew when the credentials changed or no longer work."""
+        """The client, recreated when the credentials changed or no longer work."""
         async with self._opening:
             now = time.monotonic()
             if self._client is not None and now - self._checked < _CHECK:
@@ -126,7 +126,7 @@ class Api:
             return self._client
 
     def _problem(self, error: Exception, what: str) -> ApiProblem:
-        """Any error of a library that speaks with a network is a call that failed, never the end of the plugin."""
+        """Any error of a network library is a failed call, never the end of the plugin."""
         response = getattr(error, "response", None)
         status = getattr(error, "status", None)
         code = getattr(response, "status_code", 0) or getattr(status, "code", 0) or 0
@@ -150,7 +150,7 @@ def _advice(code: int) -> str:
 
 def _no_credential(kubeconfig: str, error: Exception) -> str:
     where = kubeconfig or SERVICE_ACCOUNT
-    return f"no way to the API server: {where}: {type(error).__name__}: {error}; name a file with -kubeconfig"
+    return f"no access to the API server: {where}: {type(error).__name__}: {error}; give a file with -kubeconfig"
 
 
 def _stamp(kubeconfig: str) -> Any:
@@ -171,9 +171,9 @@ def _connect(kubeconfig: str, timeout: float) -> tuple[Any, dict[str, Any]]:
     return AsyncClient(config=config.get(), timeout=httpx.Timeout(timeout), trust_env=False), _kinds()
 
 
-@functools.cache  # the library takes each kind once
+@functools.cache  # the library accepts each kind once
 def _kinds() -> dict[str, Any]:
-    """Plain dictionaries, whatever the cluster's version: no field gets lost."""
+    """Plain dictionaries, so no field gets lost with any version of the cluster."""
     from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 
     group, _slash, version = slices.API_VERSION.partition("/")

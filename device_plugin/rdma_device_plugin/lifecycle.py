@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Make a service a registered resource: sockets, the registration state machine, kubelet restarts.
 
-Knows nothing about devices; beside it are the settings. There are two ways to register:
-  watch   it finds our socket in plugins_registry, asks GetInfo and connects;
-  legacy  we call Register on kubelet.sock, and it connects to our socket beside it before it returns.
-Where plugins_registry exists, watch comes first. Silence means that nothing watches the directory (a hostPath mount
-created it, or the kubelet has another root); then legacy is tried. Registration is complete with an open ListAndWatch
+Knows nothing about devices; also has the settings. There are two ways to register:
+  watch   the kubelet finds our socket in plugins_registry, calls GetInfo and connects;
+  legacy  we call Register on kubelet.sock, and it connects to our socket next to it before it returns.
+If plugins_registry exists, watch comes first. Silence means that nothing watches the directory (a hostPath mount
+created it, or the kubelet has another root); then we try legacy. Registration is complete with an open ListAndWatch
 stream, and a lost stream starts it again.
 """
 
@@ -36,7 +36,7 @@ from .worker import backstop, end, take
 
 WATCH, LEGACY = "watch", "legacy"
 REGISTERED = "registered"
-# A kubelet may give ever new reasons; at most this many are logged until a registration works.
+# A kubelet may give new reasons every time; at most this many are logged until a registration works.
 _REASONS_TOLD = 20
 _CHANNEL = (
     # A socket file exists a moment before anyone listens; the default would only retry after a second.
@@ -70,7 +70,7 @@ class Timing(NamedTuple):
 
 
 class Places(NamedTuple):
-    """registry follows the kubelet's --root-dir; the directory of kubelet.sock does not, the kubelet has it fixed."""
+    """registry follows the kubelet's --root-dir; the directory of kubelet.sock does not: it is fixed."""
 
     registry: str = "/var/lib/kubelet/plugins_registry"
     plugins: str = "/var/lib/kubelet/device-plugins"
@@ -90,7 +90,7 @@ class CannotServe(Exception):
 
 
 class Resource(Observer):
-    """Keeps one resource, or a DRA driver, registered for as long as `run` runs."""
+    """Keeps one resource, or a DRA driver, registered as long as `run` runs."""
 
     def __init__(self, service: Service, places: Places, directories: Directories, timing: Timing):
         self.service = service
@@ -101,7 +101,7 @@ class Resource(Observer):
         self.error = ""
         # The first attempt to get a socket is over: it exists, or `state` says why not yet.
         self.tried = asyncio.Event()
-        # This process holds the lock, and `begin` has run: before that nothing of it may be written.
+        # This process holds the lock, and `begin` has run: nothing may be written before that.
         self.held = asyncio.Event()
         self.begin: Callable[[], Awaitable[None]] = _nothing
         self._places = places
@@ -118,8 +118,8 @@ class Resource(Observer):
         self._failures = 0
         self._was_registered = False
         self._kubelet = sockets.identity(places.kubelet)
-        # Of the watched directory: the kubelet asked at the present socket; that socket has had its chance; it was
-        # refused, and why. And whether silence there has led to a legacy registration that worked.
+        # In the watched directory: the kubelet asked at the present socket; that socket has had its chance; it was
+        # refused, and why. And whether silence there led to a legacy registration that worked.
         self._asked = False
         self._spent = False
         self._refused: Optional[str] = None
@@ -160,9 +160,9 @@ class Resource(Observer):
     # The state machine.
 
     async def run(self, retry_always: bool = False) -> None:
-        """Register, stay registered. Ends by cancellation, or by CannotServe before the first socket was served.
+        """Register, stay registered. Ends on cancellation, or with CannotServe before the first socket was served.
 
-        retry_always: retry even where waiting is not expected to help.
+        retry_always: retry even if waiting is not expected to help.
         """
         first = True
         while True:
@@ -189,7 +189,7 @@ class Resource(Observer):
         return self._places.registry if self._places.watched() else self._places.plugins
 
     def _take_claim(self) -> bool:
-        """One instance per socket. The lock is where both ways of registering can see it."""
+        """One instance per socket. Both ways of registering can see the lock."""
         directory = self._places.plugins if os.path.isdir(self._places.plugins) else self._directory()
         claim = self._claims.setdefault(directory, sockets.Claim(directory, self._socket))
         if claim.take():
@@ -199,7 +199,7 @@ class Resource(Observer):
         return False
 
     async def _serve(self) -> bool:
-        """Publish our socket where the current mode needs it, and where it was; True when one had to be created."""
+        """Publish our socket where the current mode needs it, and where it was; True if one had to be created."""
         self._directories.watch(self._places.plugins, self._changed, self._watched_names)
         wanted = {self._directory(), *self._listeners}
         made = []
@@ -222,7 +222,7 @@ class Resource(Observer):
         return True
 
     async def _step(self, replaced: bool) -> None:
-        """Work towards the next stream, or wait until there is something to do. replaced: a socket of ours was lost."""
+        """Work towards the next stream, or wait for an event. replaced: one of our sockets was lost."""
         watched = self._places.watched() and not self._unwatched
         if self._kubelet_is_new() or replaced:
             self._kubelet = sockets.identity(self._places.kubelet)
@@ -237,7 +237,7 @@ class Resource(Observer):
             return
         elif self._was_registered:
             self._was_registered = self._asked = False
-            self._say("stream lost", "the kubelet has hung up", logging.WARNING)
+            self._say("stream lost", "the kubelet closed the connection", logging.WARNING)
             if await self._streaming(self._timing.grace):
                 return
             self._spent = not self._asked
@@ -262,7 +262,7 @@ class Resource(Observer):
         if self.registered:
             return True
         if self._refused is None:
-            what = "asked and did not connect" if self._asked else "nobody asks"
+            what = "asked but did not connect" if self._asked else "no call"
             self._say("waiting for the kubelet", f"{what} in {self._places.registry}", mode=WATCH)
         # Silence once: the kubelet may not be up yet and will look later. Twice: it may have missed us.
         self._spent = self._asked or self._failures > 0
@@ -298,9 +298,9 @@ class Resource(Observer):
         return True
 
     async def _call_register(self) -> Optional[str]:
-        """Empty when the kubelet accepted us, else its error; None when it was replaced before it replied.
+        """Empty if the kubelet accepted us, else its error; None if it was replaced before it replied.
 
-        A waiting call would go to the next kubelet, which removes our socket before it listens and would then look for
+        A waiting call would reach the next kubelet, which removes our socket before it listens and would then look for
         it for 10 s.
         """
         channel = grpc.aio.insecure_channel(f"unix:{quote(self._places.kubelet)}", options=_CHANNEL)
@@ -334,7 +334,7 @@ class Resource(Observer):
         return ""
 
     async def _settled(self) -> None:
-        """Registered: wait for whatever ends it."""
+        """Registered: wait for its end."""
         self._failures = 0
         self._was_registered = True
         self.error = ""
@@ -352,7 +352,7 @@ class Resource(Observer):
         return self.registered
 
     async def _back_off(self) -> None:
-        """Wait longer after each failure, jittered so that eight resources do not retry in step; events end it."""
+        """Wait longer after each failure, with jitter so that eight resources do not retry in step; events end it."""
         most = min(self._timing.retry_first * 2 ** min(self._failures - 1, 16), self._timing.retry_most)
         deadline = _now() + most * random.uniform(0.8, 1.2)
         asked = self._asked
@@ -367,12 +367,12 @@ class Resource(Observer):
         return now is not None and now != self._kubelet
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep until something happens, at most so long."""
+        """Sleep until an event, at most this long."""
         await take(self._wake, seconds)
 
     def _say(self, state: str, reason: str, level: int = logging.INFO, **fields: Any) -> None:
         """Set a state and log it once. Without a kubelet both ways keep failing in turn: each reason is logged
-        once, and the number of tries when it is over.
+        once, and the number of tries at the end.
         """
         self.state = state
         if reason:
@@ -426,8 +426,8 @@ class Settings(NamedTuple):
     places: Places = Places()
     timing: Timing = Timing()
     metrics: str = ""
-    # DRA: which API serves the config's entries; credential and node name, the kubelet's directory for drivers,
-    # and where the configurations of claims' networks begin.
+    # DRA: the API for the config's entries; credential and node name, the kubelet's directory for drivers, and the
+    # prefix of the configurations of claims' networks.
     mode: str = "device-plugin"
     kubeconfig: str = ""
     node_name: str = ""

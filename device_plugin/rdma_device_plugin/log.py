@@ -19,7 +19,7 @@ _said: dict[str, Any] = {}
 
 
 def printable(text: str) -> str:
-    """One line, whatever a file name or another program's error text holds."""
+    """One line, even if a file name or another program's error text contains line breaks."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
@@ -49,7 +49,7 @@ def _trace(record: logging.LogRecord) -> str:
 
 
 class _HungUp(logging.Filter):
-    """Drops grpc's traceback for a peer that hung up before it had its answer, as a kubelet does that restarts."""
+    """Drops grpc's traceback for a peer that closed before its answer, such as a restarting kubelet."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("ExecuteBatchError raised in core by servicer method")
@@ -89,21 +89,21 @@ class _Background(logging.Handler):
             self._lines.task_done()
 
     def drain(self, seconds: float) -> None:
-        """Wait until all is written, at most so long."""
+        """Wait until everything is written, at most this long."""
         deadline = time.monotonic() + seconds
         while self._lines.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.005)
 
 
 def flush(seconds: float) -> None:
-    """Write what was logged, unless nothing reads it."""
+    """Write the logged lines, unless nothing reads them."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Background):
             handler.drain(seconds)
 
 
 def set_up(as_json: bool = False, stream: Optional[TextIO] = None) -> None:
-    """Send everything to stderr, asyncio's and grpc's complaints included."""
+    """Send everything to stderr, including the messages of asyncio and grpc."""
     handler = logging.StreamHandler(stream) if stream else _Background(sys.stderr.fileno())
     handler.setFormatter(_Json() if as_json else _Text())
     handler.addFilter(_HungUp())
@@ -126,7 +126,7 @@ def error(text: str, **fields: Any) -> None:
 
 
 def on_change(key: str, text: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Log a state only when it differs from the last one for `key`."""
+    """Log a state only if it differs from the last one for `key`."""
     state = (text, level, tuple(fields.items()))
     if _said.get(key) != state:
         _said[key] = state
@@ -134,6 +134,6 @@ def on_change(key: str, text: str, level: int = logging.INFO, **fields: Any) -> 
 
 
 def forget(prefix: str) -> None:
-    """Forget what was logged about an object that is gone."""
+    """Forget the logged states of an object that is gone."""
     for key in [key for key in _said if key.startswith(prefix)]:
         del _said[key]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plugin's state and the counters of its ports in Prometheus' text format. Imported only where they are served."""
+"""The plugin's state and the counters of its ports in Prometheus' text format. Imported only if they are served."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which API serves which entry of the config, and HCAs that two of them would count. Pure."""
+"""The API of each entry of the config, and HCAs that two entries would count. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEVICE_PLUGIN, DRA, BOTH = "device-plugin", "dra", "both"
 
 
 class Split(NamedTuple):
-    """The entries of a config by the API that serves them. warnings: what they say in vain."""
+    """The entries of a config by the API that serves them. warnings: settings without effect."""
 
     device: tuple[Pool, ...]
     dra: tuple[Pool, ...]
@@ -58,7 +58,7 @@ def _in_vain(pool: Pool) -> list[str]:
 
 
 def overlaps(parts: Split, inventory: Inventory) -> list[Overlap]:
-    """HCAs of a node that DRA would publish although another entry has them too."""
+    """HCAs of a node that DRA would publish although another entry also has them."""
     found = []
     for hca in inventory.hcas:
         over_dra = [pool.resource for pool in parts.dra if pools.unselected(pool, hca) is None]
@@ -69,7 +69,7 @@ def overlaps(parts: Split, inventory: Inventory) -> list[Overlap]:
 
 
 def contradictions(parts: Split) -> list[str]:
-    """Pairs of entries where every HCA of the one is one of the other, whatever the node."""
+    """Pairs of entries where every HCA of one is also in the other, on any node."""
     found = []
     for index, pool in enumerate(parts.dra):
         for other in (*parts.dra[index + 1 :], *parts.device):
@@ -83,7 +83,7 @@ def contradictions(parts: Split) -> list[str]:
 
 
 def _within(inner: Pool, outer: Pool) -> bool:
-    """Whether selectors are such that what matches the one matches the other."""
+    """Whether every HCA that matches one selector also matches the other."""
     if inner.software and not outer.software and not _hardware_only(inner):
         return False
     return _narrower(inner.selectors, outer.selectors) and _narrower(inner.extra, outer.extra)
@@ -99,7 +99,7 @@ def _narrower(inner: Selectors | ExtraSelectors, outer: Selectors | ExtraSelecto
 
 
 def without(found: list[Overlap], inventory: Inventory) -> Inventory:
-    """The inventory for DRA: an HCA that came to overlap while serving stays where it is counted already."""
+    """The inventory for DRA: an HCA that starts to overlap while serving stays with its first entry."""
     labels = {overlap.hca for overlap in found}
     return inventory._replace(hcas=tuple(hca for hca in inventory.hcas if hca.label not in labels))
 

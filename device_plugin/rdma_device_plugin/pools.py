@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which HCAs a node has, which of them are behind a pool, and whether they are healthy. Reads only through a Tree."""
+"""The HCAs of a node, those of each pool, and their health. Reads only through a Tree."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .hca.seams import Seams
 from .hca.text import integer, is_unknown
 
 ACTIVE = "ACTIVE"
-# Character devices that all HCAs of a node share, in the order in which containers get them.
+# Character devices shared by all HCAs of a node, in the order in which containers get them.
 COMMON = {"rdma_cm": "/dev/infiniband/rdma_cm", "gdrdrv": "/dev/gdrdrv"}
 # Whichever is visible: the device's class entry, its module, or the node itself.
 _RDMA_CM_SIGNS = ("/sys/class/misc/rdma_cm", "/sys/module/rdma_ucm", COMMON["rdma_cm"])
-# Which module creates RDMA devices for a network driver's functions.
+# The module that creates RDMA devices for a network driver's functions.
 _RDMA_MODULES = {
     "mlx5_core": "mlx5_ib",
     "mlx4_core": "mlx4_ib",
@@ -48,7 +48,7 @@ class Port(NamedTuple):
 
 
 class Details(NamedTuple):
-    """What only DRA publishes of an HCA. root: its PCIe root. rails, rates: {port: index or Gb/s}."""
+    """Attributes of an HCA that only DRA publishes. root: its PCIe root. rails, rates: {port: index or Gb/s}."""
 
     model: Optional[str] = None
     psid: Optional[str] = None
@@ -133,13 +133,13 @@ class Out(NamedTuple):
 
 
 def _parents_node(tree: Tree, ports: list) -> int:
-    """NUMA node of a software HCA: that of its parent NIC, through virtio too; -1 on a virtual one."""
+    """NUMA node of a software HCA: that of its parent NIC, even through virtio; -1 for a virtual one."""
     address = pci.below(tree, next((port["netdev"] for port in ports if port["netdev"]), None))
     return pci.numa_node(tree, address) if address else -1
 
 
 class Wanted(NamedTuple):
-    """What to read beyond the minimum. software: count rxe and siw among the automatic rails."""
+    """What to read besides the minimum. software: count rxe and siw among the automatic rails."""
 
     pkeys: bool = False
     details: bool = False
@@ -200,14 +200,14 @@ def discover(tree: Tree, wanted: Wanted = _MINIMUM) -> Inventory:
 
 
 def _common(tree: Tree) -> frozenset[str]:
-    # GDRCopy's module makes no device by itself; in a container without /dev the module has to do as a sign.
+    # GDRCopy's module creates no device node; a container without /dev can only look for the module.
     gdrdrv = COMMON["gdrdrv"] if tree.exists("/dev/infiniband") else "/sys/module/gdrdrv"
     found = {"rdma_cm": any(tree.exists(sign) for sign in _RDMA_CM_SIGNS), "gdrdrv": tree.exists(gdrdrv)}
     return frozenset(name for name, there in found.items() if there)
 
 
 def _details(tree: Tree, facts: list[dict], functions: dict[str, str], software: bool) -> dict[str, Details]:
-    """{HCA: Details}. The rails are those of the collection's facts, where no rail is named."""
+    """{HCA: Details}. The rails are those of the collection's facts without named rails."""
     from .hca import rails, roots  # for DRA only
 
     gpus = pci.gpus(tree, functions)
@@ -246,7 +246,7 @@ def _pkeys(tree: Tree, name: str, ports: list[dict]) -> frozenset[int]:
 
 
 def port_states(tree: Tree, hca_ports: tuple[tuple[str, int], ...]) -> dict[tuple[str, int], Optional[str]]:
-    """Current {(HCA, port): state}; None where it cannot be read. Cheap enough to poll often."""
+    """Current {(HCA, port): state}; None if it cannot be read. Cheap enough to poll often."""
     found = {}
     for name, number in hca_ports:
         text = tree.read(f"{paths.INFINIBAND}/{name}/ports/{number}/state")
@@ -260,8 +260,8 @@ def port_states(tree: Tree, hca_ports: tuple[tuple[str, int], ...]) -> dict[tupl
 def needs(wanted: CharDevices, hca: Hca) -> dict[str, str]:
     """required, optional or never for each character device of an HCA.
 
-    By default: InfiniBand needs management datagrams and RoCE does not; other link layers (EFA) have neither them nor a
-    connection manager.
+    By default: InfiniBand needs management datagrams and RoCE does not; other link layers (EFA) have neither datagrams
+    nor a connection manager.
     """
     layers = {port.link_layer for port in hca.ports}
     infiniband = "InfiniBand" in layers
@@ -277,12 +277,12 @@ def needs(wanted: CharDevices, hca: Hca) -> dict[str, str]:
 
 
 def judge(pool: Pool, hca: Hca, common: frozenset[str] = frozenset(COMMON)) -> Optional[Out]:
-    """Why an HCA is not in a pool; None when it is."""
+    """Why an HCA is not in a pool; None if it is."""
     return unselected(pool, hca) or _incomplete(pool, hca, common)
 
 
 def unselected(pool: Pool, hca: Hca) -> Optional[Out]:
-    """Why a pool's selectors leave an HCA out, whatever its character devices."""
+    """Why a pool's selectors leave an HCA out, regardless of its character devices."""
     if hca.software and not pool.software:
         return Out("software", "software HCA, and the pool does not set softwareDevices: true")
     if not hca.network_class:
@@ -334,7 +334,7 @@ def members(pool: Pool, inventory: Inventory) -> tuple[Hca, ...]:
 
 
 def moved(pool: Pool, inventory: Inventory) -> str:
-    """Where the interfaces went that an empty pool selects by name: an HCA is there without any; empty if none is."""
+    """Where an empty pool's interfaces went: an HCA exists without any; empty if there is none."""
     names = [*pool.selectors.ifNames, *pool.extra.ifNames]
     bare = [hca for hca in inventory.hcas if not hca.netdevs and not hca.software and hca.network_class]
     if not names or not bare or members(pool, inventory):
@@ -378,7 +378,7 @@ def present(root: str, paths_wanted: tuple[str, ...]) -> bool:
 
 
 class Debounced(NamedTuple):
-    """A port's state as a pool sees it: `up` changes only after the port was in the other state for long enough.
+    """A port's state for a pool: `up` changes only after the port was in the other state for long enough.
 
     downs: when it went down, the last health.flaps times.
     """
@@ -420,12 +420,12 @@ def hca_healthy(health: Health, states: list[bool]) -> bool:
 
 
 PortKey = tuple[str, int]
-# What a pool remembers of its ports.
+# A pool's memory of its ports.
 Memory = dict[PortKey, Debounced]
 
 
 class Ports:
-    """The node's ports as they were last seen. flaps: how often each left ACTIVE."""
+    """The node's ports as last seen. flaps: how often each left ACTIVE."""
 
     def __init__(self) -> None:
         self.states: dict[PortKey, Optional[str]] = {}
@@ -436,7 +436,7 @@ class Ports:
         self.observe({(hca.name, port.number): port.state for hca in inventory.hcas for port in hca.ports})
 
     def polled(self, states: Mapping[PortKey, Optional[str]]) -> bool:
-        """Store states of known ports; True when one changed.
+        """Store states of known ports; True if one changed.
 
         A scan may have run in the meantime; only scans change the set of ports.
         """
@@ -457,7 +457,7 @@ class Ports:
     def judge(
         self, pool: Pool, chosen: Iterable[Hca], memory: Memory, now: float
     ) -> tuple[dict[str, bool], dict[str, tuple[int, ...]]]:
-        """({HCA: healthy}, {HCA: ports that are up}) as the pool sees it; updates its memory."""
+        """({HCA: healthy}, {HCA: ports that are up}) for the pool; updates its memory."""
         remembered: Memory = {}
         healthy: dict[str, bool] = {}
         active: dict[str, tuple[int, ...]] = {}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Prepares claims: what was allocated becomes a CDI spec. Each claim has an answer."""
+"""Prepares claims: an allocation becomes a CDI spec. Each claim gets an answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Preparer:
     """The claims of this node.
 
     root: where /dev of the node is. networks: path of the networks' CNI configurations up to a network's name; empty
-    where claims bring none. stale: called when a character device of the pool is found missing.
+    without networks in claims. stale: called when a character device of the pool is found missing.
     patience: seconds for a write of a file.
     """
 
@@ -51,19 +51,19 @@ class Preparer:
         self._root, self._networks, self._patience, self._stale = root, networks, patience, stale
         self._writing = asyncio.Lock()
         self._claims: dict[str, tuple[asyncio.Lock, int]] = {}
-        # Claims whose spec does not say all: damaged, or of an older version.
+        # Claims with an incomplete spec: damaged, or of an older version.
         self._unknown: dict[str, Optional[Key]] = {}
 
     # Start.
 
     async def load(self) -> None:
-        """Read the specs, and put those right whose HCA has other files by now."""
+        """Read the specs, and correct those whose HCA has different files by now."""
         self.records, self._unknown = await self._file(claimspecs.load, self._cdi)
         await self.keep()
         log.info("prepared claims", known=len(self.records), to_be_found=len(self._unknown))
 
     async def rebuild(self) -> None:
-        """Ask the API server for the claims whose spec does not say all. ApiProblem: not known yet, so it stays."""
+        """Ask the API server for the claims with incomplete specs. ApiProblem: unknown yet, so it stays."""
         for uid, key in list(self._unknown.items()):
             async with self._lock(uid):
                 if uid not in self._unknown:
@@ -76,11 +76,11 @@ class Preparer:
                     continue
                 if record:
                     await self._change(uid, record)
-                    log.info("a prepared claim is known again", claim=record.key.text, uid=uid)
+                    log.info("a prepared claim was recovered", claim=record.key.text, uid=uid)
 
     async def compare(self) -> None:
-        """Release prepared claims that ended without a word: deleted, made again, or reserved for no pod. ApiProblem:
-        whether one has ended is not known, so it stays.
+        """Release prepared claims that ended unnoticed: deleted, recreated, or reserved for no pod. ApiProblem: the end
+        of one is unknown, so it stays.
         """
         for uid, record in list(self.records.items()):
             async with self._lock(uid):
@@ -97,9 +97,9 @@ class Preparer:
                     await self._change(uid, None)
 
     async def _known_again(self, uid: str, key: Optional[Key]) -> Optional[Record]:
-        """None while an HCA of the claim is gone: the spec that is there is better than nothing."""
+        """None while an HCA of the claim is gone: the existing spec is better than nothing."""
         if key is None:
-            raise Refused(f"the spec of uid {uid} does not say whose it is")
+            raise Refused(f"the spec of uid {uid} does not identify its claim")
         try:
             found = await self._api.claim(key.namespace, key.name)
         except ApiProblem as problem:
@@ -114,7 +114,7 @@ class Preparer:
     # The kubelet's calls.
 
     async def prepare(self, key: Key) -> tuple[Record, str]:
-        """(record, error text) for one claim; a second time the same answer."""
+        """(record, error text) for one claim; a repeated call gets the same answer."""
         try:
             claims.check(key)
             async with self._lock(key.uid):
@@ -129,7 +129,7 @@ class Preparer:
             return Record(key), text
 
     async def unprepare(self, key: Key) -> str:
-        """Error text; empty for a claim that is unknown: it is not prepared."""
+        """Error text; empty for an unknown claim, which is not prepared."""
         if not claims.valid_uid(key.uid):
             return ""
         async with self._lock(key.uid):
@@ -159,7 +159,7 @@ class Preparer:
             names = ", ".join(sorted(device.name for device in self.devices)[:10]) or "none"
             raise Refused(
                 f"claim {key.text}: device {claims.shown(result.device)} is not on this node any more; it has {names}. "
-                "Was its HCA removed? Delete the pod, it is scheduled anew"
+                "Was its HCA removed? Delete the pod, it will be rescheduled"
             )
         if check:
             self._usable(device, key)
@@ -182,7 +182,7 @@ class Preparer:
         name = f"rail{number}"
         path = f"{self._root.rstrip('/')}{self._networks}{name}"
         if number is None:
-            seen = "it is no rail"
+            seen = "it is not a rail"
         elif not self._networks:
             seen = "-claim-networks is empty"
         elif any(os.path.exists(f"{path}.{end}") for end in ("conf", "conflist")):
@@ -201,7 +201,7 @@ class Preparer:
     # Files.
 
     async def keep(self) -> None:
-        """Make the CDI specs right: of claims whose HCA has come back under other file names, and lost ones."""
+        """Correct the CDI specs of claims whose HCA came back with other file names, and lost specs."""
         by_hca = {(device.hca.name, device.port): device for device in self.devices}
         for record in list(self.records.values()):
             try:
@@ -221,9 +221,9 @@ class Preparer:
         await self._change(record.key.uid, record._replace(devices=chosen))
 
     async def _change(self, uid: str, record: Optional[Record]) -> None:
-        """Write the claim's spec, or remove it, and only then believe it.
+        """Write the claim's spec, or remove it, and only then record it.
 
-        Both, even where the caller is cancelled because the kubelet hung up: the folder must not know what we do not.
+        Both, even if the caller is cancelled because the kubelet hung up: the folder must not differ from our record.
         """
         changing = asyncio.ensure_future(self._changed(uid, record))
         changing.add_done_callback(_seen)
@@ -240,7 +240,7 @@ class Preparer:
             self._unknown.pop(uid, None)
 
     async def _file(self, job: Callable[..., Any], *arguments: Any) -> Any:
-        """A job on files; Refused when it fails or hangs."""
+        """A job on files; Refused if it fails or hangs."""
         try:
             answer = await self._files.within(self._patience, job, *arguments)
         except asyncio.TimeoutError:
@@ -254,7 +254,7 @@ class Preparer:
 
     @contextlib.asynccontextmanager
     async def _lock(self, uid: str) -> AsyncIterator[None]:
-        """One at a time for a claim; others do not wait, for an API server may take its time."""
+        """One at a time per claim; other claims do not wait, because an API server may be slow."""
         lock, users = self._claims.get(uid) or (asyncio.Lock(), 0)
         self._claims[uid] = lock, users + 1
         try:
@@ -269,16 +269,16 @@ class Preparer:
 
 
 def _seen(task: asyncio.Future) -> None:
-    """A failure is told by who waits; where nobody does any more, the kubelet asks again."""
+    """The waiting caller reports a failure; if it is gone, the kubelet asks again."""
     if not task.cancelled():
         task.exception()
 
 
 def _with_env(chosen: list[Prepared], known: Iterable[Device]) -> list[Prepared]:
-    """Environment for the libraries, as the entry of each HCA asks for it.
+    """Environment for the libraries, as set in each HCA's entry.
 
-    RDMA_<REQUEST>_DEVICES names the HCAs of a request. NCCL's and UCX's variable exists once a container: it names the
-    HCAs of the whole claim.
+    RDMA_<REQUEST>_DEVICES lists the HCAs of a request. NCCL's and UCX's variables exist once per container, so they
+    list the HCAs of the whole claim.
     """
     entries = {(device.hca.name, device.port): device.pool for device in known}
     places = list(dict.fromkeys(f"{one.hca}:{one.port or 1}" for one in chosen))

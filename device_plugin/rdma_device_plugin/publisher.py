@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keeps the node's ResourceSlices what they should be: writes, reads back, and writes again what someone removed.
+"""Keeps the node's ResourceSlices as they should be: writes, reads back, and restores removed ones.
 
-A starting kubelet deletes its node's slices, and an API server drops fields of gates that are off without a word: the
-form is chosen by what it kept of a dry run, and every answer is compared with what was sent.
+A starting kubelet deletes its node's slices, and an API server silently drops fields of gates that are off: a dry run
+decides the form, and every answer is compared with the request.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .worker import end
 
 
 class Pace(NamedTuple):
-    """Seconds. watch: until everything is read anew, gates included. settle: from a change to the write, so that one
-    write serves a burst. rewrites: how often in a row a slice is written that the API server keeps changing.
+    """Seconds. watch: until everything is read again, gates included. settle: from a change to the write, so that one
+    write serves a burst. rewrites: how often in a row to write a slice that the API server keeps changing.
     """
 
     watch: int = 300
@@ -34,11 +34,11 @@ class Pace(NamedTuple):
 
 
 class Stale(Exception):
-    """The slices have to be read anew."""
+    """The slices have to be read again."""
 
 
 class Publisher:
-    """Publishes `offer`ed devices for as long as `run` runs. error: why it cannot now; empty while all is well."""
+    """Publishes `offer`ed devices as long as `run` runs. error: why it cannot now; empty while all is well."""
 
     def __init__(self, api: Api, pace: Optional[Pace] = None):
         self.error = ""
@@ -57,7 +57,7 @@ class Publisher:
         self._failures = 0
 
     def offer(self, wanted: Iterable[Device]) -> bool:
-        """Set the devices; True when they differ from the last ones."""
+        """Set the devices; True if they differ from the last ones."""
         wanted = tuple(wanted)
         if wanted == self._wanted:
             return False
@@ -83,7 +83,7 @@ class Publisher:
         log.on_change("slices", "the ResourceSlices cannot be kept up to date", logging.WARNING, reason=text)
 
     async def _session(self) -> None:
-        """From reading everything to the first thing that needs it read again."""
+        """Read everything, then work until it has to be read again."""
         self._owner = slices.Owner(self._api.node, await self._api.node_uid())
         self._seen, version = await self._api.slices()
         self._gone = set()
@@ -96,7 +96,7 @@ class Publisher:
                 wrote = await self._reconcile()
                 rewrites = rewrites + 1 if wrote else 0
                 if rewrites > self._pace.rewrites:
-                    raise ApiProblem("resourceslices: something else keeps changing what the plugin writes")
+                    raise ApiProblem("resourceslices: something else keeps changing the plugin's slices")
                 if wrote:
                     continue
                 self._failures, self.error, self.current = 0, "", True
@@ -105,7 +105,7 @@ class Publisher:
             await end([watching], 1.0)
 
     async def _change(self, watching: asyncio.Future, deadline: float) -> None:
-        """Wait for a change here or there. Stale when the watch has lasted long enough, or cannot go on."""
+        """Wait for a change on either side. Stale if the watch has lasted long enough, or cannot continue."""
         waking = asyncio.ensure_future(self._wake.wait())
         left = deadline - asyncio.get_running_loop().time()
         try:
@@ -124,7 +124,7 @@ class Publisher:
         self._wake.clear()
 
     async def _watch(self, version: str) -> None:
-        """Follow the slices. Ends with Stale when one is gone, or with an error."""
+        """Follow the slices. Ends with Stale if one is gone, or with an error."""
         changes = self._api.watch(version, self._pace.watch)
         try:
             async for kind, found in changes:
@@ -145,18 +145,18 @@ class Publisher:
             self._wake.set()
 
     async def _probe(self) -> None:
-        """Which of the gated fields this API server keeps."""
+        """The gated fields that this API server keeps."""
         answer = await self._api.write(slices.Step("create", "", slices.probe(self._owner)), dry_run=True)
         self.form = slices.form(answer)
         log.on_change(
             "form",
             "form of the ResourceSlices",
-            sharing="consumable capacity" if self.form.shared else "a device a share",
+            sharing="consumable capacity" if self.form.shared else "one device per share",
             down="taint" if self.form.taints else "leaves the pool",
         )
 
     async def _reconcile(self) -> bool:
-        """One round of writes; False when there was nothing to write."""
+        """One round of writes; False if there was nothing to write."""
         form = self.form or Form()
         self._wake.clear()
         wanted = slices.chunks(devices.published(self._wanted, form), form)
@@ -178,21 +178,21 @@ class Publisher:
 
     async def _carry_out(self, step: slices.Step) -> None:
         if step.verb == "delete":
-            self._seen.pop(step.name, None)  # before: the watch must not take it for someone else's
+            self._seen.pop(step.name, None)  # before the write: the watch must not take it for a foreign one
         answer = await self._api.write(step)
         self.writes += 1
         if step.verb == "delete":
             return
         name = answer["metadata"]["name"]
         if name in self._gone:
-            raise Stale  # its deletion was heard of before the answer to its creation
+            raise Stale  # its deletion was seen before the answer to its creation
         if name not in self._seen or _version(answer) > _version(self._seen[name]):
             self._seen[name] = answer
         if not self._kept.note(step.body, answer):
             before = self.form
             await self._probe()
             if self.form == before:
-                log.on_change("kept", "the API server changes what the plugin writes", logging.WARNING)
+                log.on_change("kept", "the API server changes the plugin's slices", logging.WARNING)
 
 
 def _version(found: slices.Slice) -> int:

@@ -28,7 +28,7 @@ _NOTED = registration.RegistrationStatusResponse()
 
 
 class Feed:
-    """The newest value for any number of followers: a slow one skips what was replaced, none misses the last."""
+    """The newest value for any number of followers: a slow one skips replaced values, none misses the last."""
 
     def __init__(self, value: Any):
         self._value = value
@@ -82,7 +82,7 @@ class Observer:
 
 
 class Service:
-    """Serves one resource on whatever sockets the lifecycle binds.
+    """Serves one resource on the sockets that the lifecycle binds.
 
     cdi_mode: None for character devices, else how CDI device names are passed. root: where /dev of the node is.
     stale: called when a device node of the pool is found missing.
@@ -108,7 +108,7 @@ class Service:
         self._feed = Feed(device_list(offer))
 
     def offers(self, offer: Offer, force: bool = False) -> bool:
-        """Set a new offer. The kubelet gets it when something visible to it changed, or by force."""
+        """Set a new offer. The kubelet gets it if something visible to it changed, or by force."""
         if not force and offer.same_for_kubelet(self.offer):
             self.offer = offer
             return False
@@ -119,7 +119,7 @@ class Service:
 
     @property
     def name(self) -> str:
-        """What it registers as."""
+        """Its registration."""
         return self.offer.pool.resource
 
     @property
@@ -132,7 +132,7 @@ class Service:
         return self.streams > 0
 
     def kubelet_replaced(self) -> None:
-        """Its streams say it too, once they end."""
+        """Its ending streams also report that."""
 
     def attach(self, server: grpc.aio.Server) -> None:
         """Register both services: the kubelet calls GetInfo on the same socket as the rest."""
@@ -214,8 +214,8 @@ class Service:
 
     async def GetInfo(self, request: Any, context: Any) -> registration.PluginInfo:
         self.observer.info_asked()
-        # No endpoint: the kubelet then uses the path where it found us. Our path would be that of our mount
-        # namespace and wrong under another kubelet root.
+        # No endpoint: the kubelet then uses the path where it found us. Our path is that of our mount namespace and
+        # would be wrong under another kubelet root.
         return registration.PluginInfo(
             type="DevicePlugin", name=self.offer.pool.resource, endpoint="", supported_versions=[VERSION]
         )

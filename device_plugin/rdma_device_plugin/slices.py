@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node's ResourceSlices: which to write, replace and delete, so that the pool is whole at one generation. Pure."""
+"""The node's ResourceSlices: which to write, replace and delete, so the pool is complete at one generation. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from . import devices
 from .devices import DRIVER, Form
 
 API_VERSION, KIND = "resource.k8s.io/v1", "ResourceSlice"
-# Of the API: devices in a slice, and in one where any has taints.
+# Limits of the API: devices in a slice, and in one with any taints.
 MOST, MOST_TAINTED = 128, 64
 
 Slice = dict[str, Any]
 
 
 class Owner(NamedTuple):
-    """The Node object: its slices go with it."""
+    """The Node object, with which its slices go."""
 
     name: str
     uid: str
@@ -31,7 +31,7 @@ class Owner(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One write. verb: create, replace or delete; name: of a slice that exists."""
+    """One write. verb: create, replace or delete; name: of an existing slice."""
 
     verb: str
     name: str
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 def chunks(found: list[dict[str, Any]], form: Form) -> list[list[dict[str, Any]]]:
-    """The devices of each slice. With taints a slice is small from the start: a port that goes down moves no device."""
+    """The devices of each slice. With taints a slice is small at first, so a port that goes down moves no device."""
     most = MOST_TAINTED if form.taints else MOST
     return [found[start : start + most] for start in range(0, len(found), most)]
 
@@ -59,7 +59,7 @@ def body(owner: Owner, chunk: list[dict[str, Any]], generation: int, count: int)
 
 
 def canonical(found: Any) -> str:
-    """Devices as text that compares: without the time that the API server adds to a taint."""
+    """Devices as comparable text: without the time that the API server adds to a taint."""
     listed = found if isinstance(found, list) else []
     plain = [
         {**one, "taints": [{**taint, "timeAdded": None} for taint in one["taints"]]} if one.get("taints") else one
@@ -69,13 +69,13 @@ def canonical(found: Any) -> str:
 
 
 class Kept:
-    """What the API server made of devices that were sent: fields of a gate that is off are dropped without a word."""
+    """The sent devices as the API server stored them: it silently drops fields of a gate that is off."""
 
     def __init__(self) -> None:
         self._answers: dict[str, str] = {}
 
     def note(self, sent: Slice, answer: Slice) -> bool:
-        """Store an answer; False when something was dropped."""
+        """Store an answer; False if something was dropped."""
         before, after = canonical(_devices(sent)), canonical(_devices(answer))
         if before == after:
             return True
@@ -108,10 +108,10 @@ def generation(seen: Mapping[str, Slice]) -> int:
 
 
 def plan(seen: Mapping[str, Slice], wanted: list[list[dict[str, Any]]], owner: Owner, kept: Kept) -> list[Step]:
-    """The writes that make the pool what is wanted; none when it is. seen: the node's slices of this driver, by name.
+    """The writes that make the pool as wanted; none if it is. seen: the node's slices of this driver, by name.
 
-    All slices of a pool carry one generation and their number, so that a scheduler knows a half-written pool. Slices
-    of a lower generation do not count; they are deleted last.
+    All slices of a pool have the same generation and count, so a scheduler recognizes a half-written pool. Slices of a
+    lower generation do not count; they are deleted last.
     """
     names = sorted(seen)
     latest = generation(seen)
@@ -177,7 +177,7 @@ def probe(owner: Owner) -> Slice:
 
 
 def form(answer: Slice) -> Form:
-    """What the API server kept of the probe."""
+    """The probe's fields that the API server kept."""
     listed: Optional[list[Any]] = _devices(answer)
     device = listed[0] if listed else {}
     return Form(shared=bool(device.get("allowMultipleAllocations")), taints=bool(device.get("taints")))

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Socket files beside those of the kubelet and of other plugins: published atomically, removed only if ours, served."""
+"""Socket files next to the kubelet's and other plugins': published atomically, removed only if ours, served."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from urllib.parse import quote
 import grpc
 
 MAX_PATH = 107  # sockaddr_un.sun_path without its zero
-# Seconds: a socket exists a moment before anyone listens on it, and does not respond then.
+# Seconds: a socket exists a moment before anything listens on it, and does not respond then.
 _YOUNG = 1.0
 
 Identity = tuple[int, int, int]
 
 
 def identity(path: str) -> Optional[Identity]:
-    """What is at a path: device, inode and time, because inode numbers are reused; None for nothing."""
+    """The file at a path: device, inode and time, because inode numbers are reused; None for nothing."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -46,7 +46,7 @@ def answers(path: str) -> bool:
 
 
 def hidden(directory: str, name: str, generation: int) -> str:
-    """Where a socket is bound before it gets its name. The kubelet's watcher skips names with a leading dot."""
+    """The path at which a socket is first bound. The kubelet's watcher skips names with a leading dot."""
     path = f"{directory}/.{name}.{generation}"
     return path if len(os.fsencode(path)) <= MAX_PATH else f"{directory}/.{os.getpid():x}.{generation:x}"
 
@@ -68,15 +68,15 @@ class Silence:
 def publish(bound: str, path: str, before: Optional[Identity] = None, silence: Optional[Silence] = None) -> Identity:
     """Give a bound, listening socket its name. Clients see the old one or the new one, never none.
 
-    before: our own socket that it replaces. silence: the record of one that does not respond. OSError (EADDRINUSE) when
-    another process serves the path, even one that came while ours was being created: the path stays theirs.
+    before: our own socket that it replaces. silence: the record of one that does not respond. OSError (EADDRINUSE) if
+    another process serves the path, even one that appeared while ours was being created: the path stays theirs.
     """
     os.chmod(bound, 0o600)
     found = identity(bound)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "the socket was removed before it was published", bound)
     try:
-        os.link(bound, path)  # never over another one, as a rename would
+        os.link(bound, path)  # never over another one, unlike a rename
     except FileExistsError:
         there = identity(path)
         if there and there != before and (answers(path) or (silence or Silence()).seconds(there) < _YOUNG):
@@ -104,7 +104,7 @@ def withdraw(path: str, ours: Optional[Identity]) -> bool:
 
 
 class Claim:
-    """The right to serve a socket name on this node, held by one process at a time (flock on a file beside it).
+    """The right to serve a socket name on this node, held by one process at a time (flock on a file next to it).
 
     A lock instead of a probe of the socket: two instances that start together would both find it free.
     """
@@ -118,7 +118,7 @@ class Claim:
         return self._fd is not None
 
     def take(self) -> bool:
-        """Try once. OSError when the directory cannot be written."""
+        """Try once. OSError if the directory cannot be written."""
         if self.held:
             return True
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -173,7 +173,7 @@ class Claim:
 
 
 class Servicer(Protocol):
-    """What can be served: it adds its services to a server."""
+    """Something to serve: it adds its services to a server."""
 
     def attach(self, server: grpc.aio.Server) -> None: ...
 
@@ -200,10 +200,10 @@ class Listener:
         return not self.published and answers(self.path)
 
     async def start(self, service: Servicer, generation: int) -> None:
-        """Serve, then publish: a visible socket responds. OSError when the directory does not allow it."""
+        """Serve, then publish: a visible socket responds. OSError if the directory does not allow it."""
         if len(os.fsencode(self.path)) > MAX_PATH:
             raise OSError(errno.ENAMETOOLONG, f"socket paths hold {MAX_PATH} bytes", self.path)
-        # grpc only says "failed to bind", whatever the reason; find the reason first.
+        # grpc only says "failed to bind" for any reason; find the reason first.
         if not os.access(self._directory, os.W_OK | os.X_OK):
             os.stat(f"{self._directory}/.")
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._directory)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plugin's state, which the daemon writes, as sentences: for the log, /readyz beside /metrics, and a manager.
+"""The plugin's state, which the daemon writes, as sentences: for the log, /readyz and /metrics, and a manager.
 
 Nothing is served unless an address is given: upstream opens no port, and hosts share theirs.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Served:
-    """A pool that is served. task: its registration, once it has started."""
+    """A served pool. task: its registration, once it has started."""
 
     task: asyncio.Task
 
@@ -41,7 +41,7 @@ class Served:
 
 
 class State:
-    """All pools of one node, by name, and what the last scan found."""
+    """All pools of one node, by name, and the result of the last scan."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -54,7 +54,7 @@ class State:
         self.scan_seconds_total = 0.0
         self.reloads: Counter[str] = Counter()
         self.config_error = ""
-        # The DRA side, where the mode has one.
+        # The DRA side, if the mode has one.
         self.front: Optional[Front] = None
         # Reads of sysfs can hang with the hardware; the plugin's own files must not wait for them.
         self.sysfs = Worker("sysfs")
@@ -63,7 +63,7 @@ class State:
 
     @property
     def pools(self) -> list[Pool]:
-        """Those of both APIs."""
+        """The pools of both APIs."""
         return [served.pool for served in self.served.values()] + list(self.front.pools if self.front else ())
 
     @property
@@ -84,7 +84,7 @@ EXCLUSIVE = (
 
 
 def problems(state: State) -> list[str]:
-    """Problems that keep the plugin from serving, one line each; empty when all is well."""
+    """Problems that keep the plugin from serving, one line each; empty if all is well."""
     found = [
         f"{served.pool.resource}: {served.resource.state}"
         + (f" ({served.resource.error})" if served.resource.error else "")
@@ -100,12 +100,12 @@ def problems(state: State) -> list[str]:
     if state.hung:
         found.append(f"a read of sysfs has been hanging for {state.hangs:.0f} s: health is unknown")
     if state.config_error:
-        found.append(f"the config file cannot be used as it is: {state.config_error}")
+        found.append(f"the config file cannot be used: {state.config_error}")
     return found
 
 
 def empty(state: State) -> list[str]:
-    """Resources that select no HCA of this node, which is right where the node has none."""
+    """Resources that select no HCA of this node, which is right if the node has none."""
     served = [one for one in state.served.values() if not one.service.offer.members]
     return [f"{one.pool.resource}: no HCA of this node is selected, see the command explain" for one in served]
 
@@ -122,7 +122,7 @@ def line(state: State) -> str:
 
 
 def report(config: Config, inventory: Inventory) -> None:
-    """Log what a scan found, where it differs from the last one."""
+    """Log the result of a scan if it differs from the last one."""
     for pool in config.pools:
         for hca in inventory.hcas:
             out = pools.judge(pool, hca, inventory.common)
@@ -139,7 +139,7 @@ def report(config: Config, inventory: Inventory) -> None:
         log.on_change("netns", f"RDMA network namespace mode: {inventory.netns}")
 
 
-# Seconds: the loop that answers the kubelet waits no longer for a manager whose queue is full.
+# Seconds: the loop that answers the kubelet does not wait longer for a manager with a full queue.
 _QUEUE_PATIENCE = 0.2
 
 
@@ -160,7 +160,7 @@ def tell(*lines: str) -> None:
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 _TEXT = "text/plain; charset=utf-8"
 _PATIENCE = 5.0
-# Connections at a time. Scrapers need two or three; more must not use up the descriptors of the sockets.
+# Simultaneous connections. Scrapers need two or three; more must not use up the sockets' descriptors.
 _MOST = 32
 
 

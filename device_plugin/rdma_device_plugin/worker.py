@@ -58,7 +58,7 @@ class Worker:
         self._jobs.put(None)
 
     def _pause(self, event: threading.Event, seconds: float) -> bool:
-        """For a job: whether an event came within so many seconds, which do not count as hung."""
+        """For a job: whether an event came within this many seconds, which do not count as hung."""
         self._busy_since = None
         try:
             return event.wait(seconds)
@@ -86,8 +86,8 @@ class Worker:
 
 
 class Poller(Worker):
-    """Repeats a read that may hang. A look that finds nothing new costs no turn of the event loop, which would take
-    three times what the look itself does.
+    """Repeats a read that may hang. A look without news does not wake the event loop, which would take three times as
+    long as the look itself.
     """
 
     def __init__(self, name: str) -> None:
@@ -96,7 +96,7 @@ class Poller(Worker):
         super().__init__(name)
 
     def nudge(self) -> None:
-        """Look now, and tell the caller whatever is seen."""
+        """Look now, and report the result in any case."""
         self._nudged.set()
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Poller(Worker):
         super().close()
 
     async def until(self, look: Callable[[], Any], known: Any, every: float, most: float) -> Any:
-        """What `look` returns once that differs from `known`, at the latest after `most` seconds or a nudge."""
+        """The result of `look` once it differs from `known`, at the latest after `most` seconds or a nudge."""
         return await self.run(self._until, look, known, every, most)
 
     def _until(self, look: Callable[[], Any], known: Any, every: float, most: float) -> Any:
@@ -129,7 +129,7 @@ def _settle(future: asyncio.Future, result: Any, failure: Optional[BaseException
 
 
 async def take(event: asyncio.Event, seconds: Optional[float]) -> None:
-    """Wait for an event, at most so long, and clear it.
+    """Wait for an event, at most this long, and clear it.
 
     Not asyncio.wait_for: before Python 3.12 that swallows a cancellation that coincides with the event.
     """
@@ -142,14 +142,14 @@ async def take(event: asyncio.Event, seconds: Optional[float]) -> None:
 
 
 def backstop(period: float) -> float:
-    """Seconds to the next multiple of a period on the loop's clock: all who wait for one wake together."""
+    """Seconds to the next multiple of a period on the loop's clock, so all its waiters wake together."""
     return period - asyncio.get_running_loop().time() % period
 
 
 async def end(tasks: Iterable[asyncio.Future], seconds: float) -> None:
-    """Cancel tasks and wait for their end, at most so long: one that swallows its cancellation is named and left.
+    """Cancel tasks and wait for their end, at most this long: one that swallows its cancellation is reported and left.
 
-    A task that ends others as it ends gets longer than they do: publisher 1 s, then dra 1.5 and 2, then daemon.
+    A task that ends other tasks gets longer than those: publisher 1 s, then dra 1.5 and 2, then daemon.
     """
     tasks = set(tasks)
     for task in tasks:
@@ -165,7 +165,7 @@ async def end(tasks: Iterable[asyncio.Future], seconds: float) -> None:
 
 
 def _where(task: asyncio.Future) -> str:
-    """What a task waits in, outermost first."""
+    """The frames in which a task waits, outermost first."""
     names = []
     at: Any = task.get_coro() if isinstance(task, asyncio.Task) else None
     while at is not None and len(names) < 20:

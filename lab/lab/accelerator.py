@@ -1,4 +1,4 @@
-"""Plain emulation, or KVM where a guest has been seen to run under it: a writable /dev/kvm proves nothing."""
+"""Plain emulation, or KVM if a guest has run under it: a writable /dev/kvm proves nothing."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def choose(settings: Settings, image: Image) -> str:
     else:
         works = probe(image)
         cache.write_text(json.dumps({"machine": machine, "kvm": works}))
-        say("KVM: a probe guest booted" if works else "KVM: the probe guest did not boot, so plain emulation it is")
+        say("KVM: a probe guest booted" if works else "KVM: the probe guest did not boot, using plain emulation")
     if settings.accelerator == "kvm" and not works:
         raise LabError(
             "KVM", "a guest that boots, because LAB_ACCEL=kvm", f"none within {PROBE_SECONDS} s", "unset LAB_ACCEL"
@@ -33,7 +33,7 @@ def choose(settings: Settings, image: Image) -> str:
 
 
 def probe(image: Image) -> bool:
-    """Boots kernel and initrd up to our init, which says so and powers off."""
+    """Boots kernel and initrd up to our init, which reports it and powers off."""
     command = [
         QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-M", "q35", "-m", "512",
         "-accel", "kvm", "-cpu", "host", "-kernel", str(image.kernel), "-initrd", str(image.initrd),

@@ -1,4 +1,4 @@
-"""labctl: the lab's two nodes, from nothing to SSH and back."""
+"""labctl: creates the lab's two nodes up to SSH, and removes them."""
 
 import argparse
 import concurrent.futures
@@ -23,7 +23,7 @@ class Lab:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One labctl at a time changes the lab."""
+        """Only one labctl at a time changes the lab."""
         self.settings.state.mkdir(parents=True, exist_ok=True)
         with (self.settings.state / "lock").open("w") as lock:
             try:
@@ -37,7 +37,7 @@ class Lab:
         return next(node for node in self.nodes if node.name == name)
 
     def each(self, action: Callable[[Node], None], nodes: list[Node] | None = None) -> None:
-        """Every node at once; all failures are reported, not the first."""
+        """Every node at once; all failures are reported, not only the first."""
         chosen = self.nodes if nodes is None else nodes
         with concurrent.futures.ThreadPoolExecutor(len(NODES)) as pool:
             errors = [job.exception() for job in [pool.submit(action, node) for node in chosen]]
@@ -49,14 +49,14 @@ class Lab:
             raise LabErrors(failed)
 
     def up(self) -> None:
-        """Running nodes stay as they are, stopped ones boot from their disk, missing ones are made and saved."""
+        """Running nodes stay unchanged, stopped ones boot from their disk, missing ones are created and saved."""
         ssh.prepare(self.settings)
-        # A node that never got as far as its first snapshot is half made.
+        # A node without its first snapshot is incomplete.
         missing = [node for node in self.nodes if PRISTINE not in node.snapshots()]
         running = [node for node in self.nodes if node not in missing and node.pid()]
         stopped = [node for node in self.nodes if node not in missing and node not in running]
         for node in running:
-            say(f"{node.name}: runs already, reused")
+            say(f"{node.name}: already running, reused")
         if missing:
             built = image.ensure(self.settings)
             for node in missing:
@@ -64,7 +64,7 @@ class Lab:
         else:
             wanted = image.wanted(self.settings).name
             if stale := [node.name for node in self.nodes if node.record()["image"] != wanted]:
-                say(f"{', '.join(stale)}: made from an older image than today's packages and files give; ")
+                say(f"{', '.join(stale)}: made from an older image than today's packages and files would give; ")
                 say("  `lab/labctl down` and `up` take the new one")
         if to_boot := stopped + missing:
             accel = accelerator.choose(self.settings, to_boot[0].image())
@@ -74,19 +74,19 @@ class Lab:
             self.each(lambda node: node.boot(accel), to_boot)
         if missing:
             self.each(lambda node: node.save(PRISTINE), missing)
-            say(f"snapshot {PRISTINE}: the nodes as they are after their first boot")
+            say(f"snapshot {PRISTINE}: the nodes after their first boot")
         self.each(Node.require_hardware, running)
         say("up: " + ", ".join(f"`lab/labctl ssh {node.name}`" for node in self.nodes))
 
     def up_with_bundle(self) -> None:
-        """Both, and the programs that the bundle lacks are built while the image is made and the nodes boot."""
-        # None where they come from a release, or there is no cluster.
+        """Both; builds the programs that the bundle lacks while the image is made and the nodes boot."""
+        # None if they come from a release, or there is no cluster.
         with programs.built_meanwhile(cluster.WANTED.get(cluster.choose()[0], [])):
             self.up()
         cluster.fill(self.settings)
 
     def down(self, keep_image: bool) -> None:
-        """Removes what labctl made, and nothing else in the state folder (the fast nodes, another lab)."""
+        """Removes only labctl's files from the state folder, not the fast nodes or another lab."""
         self.each(Node.remove)
         mirror.stop(self.settings.state / "mirror")
         shutil.rmtree(self.settings.ssh, ignore_errors=True)
@@ -114,7 +114,7 @@ class Lab:
         if name == PRISTINE:
             raise LabError(
                 f"snapshot {name}",
-                "a name of your own",
+                "another name",
                 f"{name} is the state after the first boot",
                 "choose another name",
             )
@@ -199,17 +199,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     shell.add_argument("node", choices=NODES)
     shell.add_argument("words", nargs=argparse.REMAINDER, metavar="command")
     commands.add_parser("status", help="a table of the nodes")
-    commands.add_parser("image", help="build the node image once and say, in the last line, where it is")
+    commands.add_parser("image", help="build the node image once and print its path in the last line")
     commands.add_parser("bundle", help="fill the bundle folder of the lab's cluster (LAB_CLUSTER)")
-    build = commands.add_parser("programs", help="build the test bed's programs from Go modules and say where they are")
+    build = commands.add_parser("programs", help="build the test bed's programs from Go modules and print their paths")
     build.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(programs.PARTS)} (all)")
-    commands.add_parser("snapshot", help="save both nodes as they are now").add_argument("name")
+    commands.add_parser("snapshot", help="save the present state of both nodes").add_argument("name")
     commands.add_parser("restore", help=f"take both nodes back ({PRISTINE}: first boot)").add_argument("name")
     link = commands.add_parser("link", help="pull a cable or plug it in again")
     link.add_argument("node", choices=NODES)
     link.add_argument("nic", choices=CABLES)
     link.add_argument("how", choices=("up", "down"))
-    power = commands.add_parser("power", help="the power button, as rude as on a real machine; reboot asks systemd")
+    power = commands.add_parser("power", help="the power button, as abrupt as on a real machine; reboot asks systemd")
     power.add_argument("node", choices=NODES)
     power.add_argument("how", choices=("reset", "off", "on", "reboot"))
     return parser.parse_args(arguments)

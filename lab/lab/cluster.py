@@ -1,4 +1,4 @@
-"""What the lab's cluster is made of: a bundle folder, filled from the release or the test bed, as the roles take it."""
+"""The software of the lab's cluster: a bundle folder for the roles, filled from the release or the test bed."""
 
 import gzip
 import hashlib
@@ -22,12 +22,12 @@ CHOICES = ("auto", "release", "testbed", "mirror", "none")
 PROBE_SECONDS = 4
 PROGRAMS = ["k3s", "cni-plugins", "flannel", "multus", "coredns"]
 WANTED = {"testbed": PROGRAMS, "mirror": [*PROGRAMS, "mirror"]}
-# What the double says it is (`k3s --version`).
+# The double's version (`k3s --version`).
 DOUBLE = "+double1"
 LAB_VARIABLES = {
     # The cluster's traffic runs over the LAN between the nodes.
     "k3s_node_ip": "10.77.0.{{ lab_number }}",
-    # Emulated cores beside other work: an image of 100 MB can take minutes to unpack.
+    # On busy emulated cores an image of 100 MB can take minutes to unpack.
     "k3s_start_timeout_seconds": 1800,
     "flannel_wait_seconds": 900,
     "multus_wait_seconds": 900,
@@ -39,7 +39,7 @@ LAB_VARIABLES = {
 
 
 def choose() -> tuple[str, str]:
-    """(none, testbed, mirror or release; why), from LAB_CLUSTER. auto prefers what has been seen to work."""
+    """(none, testbed, mirror or release; why), from LAB_CLUSTER. auto prefers what is known to work."""
     wanted = os.environ.get("LAB_CLUSTER") or "auto"
     if wanted not in CHOICES:
         next_step = "unset LAB_CLUSTER or correct it"
@@ -57,7 +57,7 @@ def choose() -> tuple[str, str]:
 
 
 def probe(url: str) -> str | None:
-    """None when the release answers in time, else what was seen."""
+    """None if the release answers in time, else the answer."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PROBE_SECONDS):
             return None
@@ -66,9 +66,9 @@ def probe(url: str) -> str | None:
 
 
 def fill(settings: Settings) -> None:
-    """cluster.yml in the lab's folder: what site.yml installs the cluster from. Prints which source was chosen and why.
+    """cluster.yml in the lab's folder: the source from which site.yml installs the cluster. Prints the source and why.
 
-    The file environment beside it has what the run's process needs: KEY=VALUE, a line each.
+    The file environment next to it has the variables for the run's process, one KEY=VALUE per line.
     """
     chosen, why = choose()
     folder, variables = settings.state / "bundle", settings.state / "cluster.yml"
@@ -102,7 +102,7 @@ def fill_by_playbook(folder: pathlib.Path) -> None:
 
 
 def from_mirror(settings: Settings) -> mirror.Site:
-    """No folder: a mirror that serves the test bed under the release's names, to the controller and to the nodes."""
+    """Instead of a folder, a mirror that serves the test bed under the release's names to controller and nodes."""
     built = programs.ensure(WANTED["mirror"])
     images = containers.ensure(image.ensure(settings), list(containers.recipes()), built)
     files = {"k3s": built["k3s"] / "k3s", "cni-plugins": plugins_archive(built["cni-plugins"])}
@@ -114,7 +114,7 @@ def from_mirror(settings: Settings) -> mirror.Site:
 
 
 def from_testbed(settings: Settings, folder: pathlib.Path) -> None:
-    """Fills the folder with the test bed's programs and images; what is there already stays."""
+    """Fills the folder with the test bed's programs and images; existing ones stay."""
     built = programs.ensure(WANTED["testbed"])
     images = containers.ensure(image.ensure(settings), list(containers.recipes()), built)
     for kind in ("files", "images"):
@@ -133,21 +133,21 @@ def from_testbed(settings: Settings, folder: pathlib.Path) -> None:
         path = put(folder, f"images/amd64/{name}.tar", images[name])
         described.append({"reference": recipe.reference, "architecture": "amd64", **path})
     fetch_wheels(folder / "wheels")
-    # JSON is YAML, and this program needs the standard library only.
+    # JSON is YAML, and this program only needs the standard library.
     document = {"schema": 1, "origin": "testbed", "files": files, "images": described}
     (folder / "bundle.yml").write_text(json.dumps(document, indent=2) + "\n")
     say(f"bundle: {len(files)} files and {len(described)} images in {folder}")
 
 
 def fetch_wheels(folder: pathlib.Path) -> None:
-    """The device plugin's libraries for the nodes' Python; sums are compared by the script."""
+    """The device plugin's libraries for the nodes' Python; the script compares checksums."""
     script = CHECKOUT / "device_plugin" / "fetch_wheels.py"
     if subprocess.run([sys.executable, str(script), str(folder)], check=False).returncode:
         raise LabError("wheels of the device plugin", f"those of its lock in {folder}", "see above", "run it again")
 
 
 def plugins_archive(built: pathlib.Path) -> pathlib.Path:
-    """The CNI plugins as they are released; the same programs give the same bytes."""
+    """The CNI plugins in their release format; the same programs give the same bytes."""
     kept = programs.CACHE / f"cni-plugins-linux-amd64-{programs.PARTS['cni-plugins'].version}-{built.name}.tgz"
     if not kept.exists():
         kept.write_bytes(packed(built))
@@ -155,7 +155,7 @@ def plugins_archive(built: pathlib.Path) -> pathlib.Path:
 
 
 def packed(folder: pathlib.Path) -> bytes:
-    """The programs as the archive in which CNI plugins are released."""
+    """The programs as an archive like that of a CNI plugins release."""
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as archive:
         for path in sorted(folder.iterdir()):
@@ -167,7 +167,7 @@ def packed(folder: pathlib.Path) -> bytes:
 
 
 def put(folder: pathlib.Path, name: str, source: pathlib.Path) -> dict[str, str]:
-    """Path and sha256 of a file of the bundle, which shares the cache's storage where it can."""
+    """Path and sha256 of a file of the bundle, which shares the cache's storage if possible."""
     target = folder / name
     if not (target.exists() and target.samefile(source)):
         target.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""A mirror on loopback: the test bed under the release's names, and the lock file of who builds what the lock names.
+"""A mirror on loopback: the test bed under the release's names, and a lock file for such own builds.
 
-Users without a way to the release's servers have the same: their own site and registry, and, where the content is
-their own build, a lock file with its sums (bundle_lock). Nodes reach it at 10.0.2.100 (network.py).
+Users without access to the release's servers have the same setup: their own site and registry and, for their own
+builds, a lock file with checksums (bundle_lock). Nodes reach it at 10.0.2.100 (network.py).
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from .containers import recipes
 from .network import MIRROR
 from .settings import LabError
 
-# Rows of the lock, by the recipe of their image. CoreDNS and pause travel in k3s' own archive, pause also by itself.
+# Rows of the lock, by the recipe of their image. CoreDNS and pause are in k3s' own archive, pause also separately.
 IMAGES = {"flannel": "flannel", "flannel-cni-plugin": "flannel-cni-plugin", "multus": "multus-thick", "pause": "pause"}
 IN_K3S = ("pause", "coredns")
 AIRGAP = "k3s-airgap-images"
@@ -41,7 +41,7 @@ class Site:
 
     @property
     def variables(self) -> dict:
-        """What site.yml and bundle.yml are told, as a user tells it."""
+        """The options of site.yml and bundle.yml, as a user would give them."""
         hosts = sorted({reference.partition("/")[0] for reference in self.references().values()})
         sites = sorted({urllib.parse.urlsplit(url).netloc for url in self.urls().values()})
         mirrors = {f"https://{host}": f"https://{self.address}/{host}" for host in sites}
@@ -56,9 +56,9 @@ class Site:
 
     @property
     def environment(self) -> dict:
-        """The mirror's authority beside those that the machine trusts, as update-ca-certificates would add it.
+        """The mirror's CA with those that the machine trusts, as by update-ca-certificates.
 
-        What this lock has sums of stays out of the user's cache.
+        Files with sums in this lock stay out of the user's cache.
         """
         return {
             "SSL_CERT_FILE": str(self.folder / "authorities.pem"),
@@ -66,7 +66,7 @@ class Site:
         }
 
     def urls(self) -> dict[str, str]:
-        """Where the lock has each artifact for this architecture from, without what an operating system adds."""
+        """The lock's URL of each artifact for this architecture, without those of an operating system."""
         return {
             artifact["name"]: row["url"]
             for artifact in self.lock["artifacts"]
@@ -79,9 +79,9 @@ class Site:
         return {row["name"]: row["reference"] for row in self.lock["images"] if row["name"] in IMAGES.values()}
 
     def fill(self, files: dict[str, pathlib.Path], images: dict[str, pathlib.Path], versions: dict[str, str]) -> None:
-        """Files by artifact and docker-archives by recipe go where the release has them; then the lock file is written.
+        """Puts files by artifact and docker-archives by recipe at the release's paths, then writes the lock file.
 
-        versions: of artifacts that say another one than the release does.
+        versions: of artifacts with a version other than the release's.
         """
         airgap = self.folder / f"{AIRGAP}.tar"
         joined([images[name] for name in IN_K3S], airgap)
@@ -95,7 +95,7 @@ class Site:
         (self.folder / "lock.yml").write_text(json.dumps(own, indent=2) + "\n")
 
     def put(self, url: str, source: pathlib.Path) -> str:
-        """The file's SHA-256, once it is where the URL has it."""
+        """The file's SHA-256, once it is at the URL's path."""
         parts = urllib.parse.urlsplit(url)
         target = self.folder / "files" / parts.netloc / urllib.parse.unquote(parts.path).lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ class Site:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
     def push(self, archive: pathlib.Path, reference: str) -> str:
-        """The digest that the registry has the image under."""
+        """The image's digest in the registry."""
         said = self.folder / "digest"
         _run(
             *("skopeo", "copy", "--quiet", "--insecure-policy", "--digestfile", said),
@@ -116,7 +116,7 @@ class Site:
 
 
 def own_lock(lock: dict, sums: dict[str, str], digests: dict[str, str], versions: dict[str, str | None]) -> dict:
-    """The lock of who serves builds of their own: what they have, the release's addresses, their sums."""
+    """The lock of a site with its own builds: its artifacts, the release's addresses, its checksums."""
     artifacts = []
     for row in lock["artifacts"]:
         if row["name"] in sums:

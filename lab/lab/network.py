@@ -6,7 +6,7 @@ from . import cpio, ssh
 from .settings import CABLES, NICS, LabError, Settings
 
 RAILS = list(CABLES)[1:]
-# Where a node reaches the mirror on this machine's loopback; the user network lets it out nowhere else.
+# The node's address for the mirror on this machine's loopback; the user network lets it reach nothing else.
 MIRROR = "10.0.2.100"
 
 
@@ -15,7 +15,7 @@ def mac(number: int, nic: str) -> str:
 
 
 def arguments(settings: Settings, number: int) -> list[str]:
-    """eth0 and eth1 sit on the root bus; eth2, eth3 and all others each behind a host bridge."""
+    """eth0 and eth1 sit on the root bus; eth2, eth3 and all others are each behind a host bridge."""
     mirror = f"guestfwd=tcp:{MIRROR}:443-cmd:socat STDIO TCP4:127.0.0.1:{settings.mirror_port}"
     ssh_in = f"hostfwd=tcp:127.0.0.1:{settings.ssh_port(number)}-:22"
     found = [
@@ -43,7 +43,7 @@ def arguments(settings: Settings, number: int) -> list[str]:
 
 
 def require_free_ports(settings: Settings, name: str, number: int) -> None:
-    """All of a node's ports at once; QEMU itself would stop at the first and not say which node it belongs to."""
+    """All of a node's ports at once; QEMU itself would stop at the first without reporting its node."""
     wanted = [("TCP", socket.SOCK_STREAM, settings.ssh_port(number))]
     wanted += [("UDP", socket.SOCK_DGRAM, settings.cable_ports(cable, number)[0]) for cable in CABLES.values()]
     taken = []
@@ -57,7 +57,7 @@ def require_free_ports(settings: Settings, name: str, number: int) -> None:
                 taken.append(f"{protocol} {port} ({error.strerror})")
     if taken:
         raise LabError(f"{name}: ports on 127.0.0.1", "free ports for SSH and cables", ", ".join(taken),
-                       "see who holds them with `ss -ltunp`, or choose others: export LAB_PORT_BASE=…")  # fmt: skip
+                       "see what uses them with `ss -ltunp`, or choose others: export LAB_PORT_BASE=…")  # fmt: skip
 
 
 def node_archive(settings: Settings, name: str, number: int) -> bytes:

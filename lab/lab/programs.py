@@ -29,9 +29,9 @@ CNI = "github.com/containernetworking/plugins"
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One Go module of lab/testbed and what is built from it.
+    """One Go module of lab/testbed and its programs.
 
-    module: whose version in go.mod is the part's version. stamps: variables that are set to that version at link time.
+    module: its version in go.mod is the part's version. stamps: variables set to that version at link time.
     """
 
     folder: str
@@ -39,7 +39,7 @@ class Part:
     packages: tuple[str, ...] = ("tool",)
     stamps: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
-    inside: str | None = None  # a part whose programs travel in this one's
+    inside: str | None = None  # a part whose programs are packed into this one's
     minutes: int = 1  # the first build on two processors, with the modules it downloads
 
     @property
@@ -125,7 +125,7 @@ def find_go() -> tuple[str, str]:
 
 
 def digest(part: Part, go_version: str) -> str:
-    """What the part's programs depend on; go.sum holds the sums of every module."""
+    """The inputs of the part's programs; go.sum has the checksums of every module."""
     recipe = {
         "files": {
             str(path.relative_to(part.source)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -141,7 +141,7 @@ def digest(part: Part, go_version: str) -> str:
 
 
 def ensure(names: tuple[str, ...] | list[str] = tuple(PARTS)) -> dict[str, pathlib.Path]:
-    """Folder of each part's programs; what was built before from the same files is reused."""
+    """Folder of each part's programs; earlier builds from the same files are reused."""
     go, version = find_go()
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
@@ -151,7 +151,7 @@ def ensure(names: tuple[str, ...] | list[str] = tuple(PARTS)) -> dict[str, pathl
 
 @contextlib.contextmanager
 def built_meanwhile(names: list[str]) -> Iterator[None]:
-    """Has labctl build the parts, with what the block leaves of the processors. A block that fails ends the build."""
+    """Lets labctl build the parts at low priority during the block. A block that fails ends the build."""
     if not names:
         yield
         return
@@ -174,7 +174,7 @@ def ensure_one(name: str, go: str, version: str) -> pathlib.Path:
         return target
     say(f"{name} {part.version}: building from Go modules (once; about {part.minutes} min on two processors)")
     target.parent.mkdir(exist_ok=True)
-    for leftover in CACHE.glob("building-*"):  # of a build that was killed: the lock lets one work at a time
+    for leftover in CACHE.glob("building-*"):  # of a killed build: the lock allows only one at a time
         shutil.rmtree(leftover)
     work = pathlib.Path(tempfile.mkdtemp(prefix="building-", dir=CACHE))
     try:
@@ -218,7 +218,7 @@ def build(part: Part, go: str, out: pathlib.Path) -> None:
 
 
 def append(program: pathlib.Path, inner: pathlib.Path) -> None:
-    """Hangs programs on the end of another one as a zip archive, which that one unpacks when it starts."""
+    """Appends programs to another one as a zip archive, which that one unpacks when it starts."""
     with zipfile.ZipFile(program, "a", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for path in sorted(inner.iterdir()):
             entry = zipfile.ZipInfo(path.name)

@@ -1,4 +1,4 @@
-"""Names, numbers and paths of the lab; the environment may change what another machine or a second lab needs."""
+"""Names, numbers and paths of the lab; the environment may change them for another machine or a second lab."""
 
 import dataclasses
 import os
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 IMAGE_SOURCE = CHECKOUT / "lab" / "image"
 NUMBERS = {"node1": 1, "node2": 2}
-# LAB_NODES=node1 makes a lab of one node; its cables then lead nowhere.
+# LAB_NODES=node1 makes a lab with one node; its cables then lead nowhere.
 NODES = {name: NUMBERS[name] for name in os.environ.get("LAB_NODES", "").split() if name in NUMBERS} or NUMBERS
 # eth0 is QEMU's user network (SSH from the controller); the others are cables to the other node.
 CABLES = {f"eth{number}": number for number in range(1, 10)}
 NICS = ("eth0", *CABLES)
 PRISTINE = "ready"
-# About 1 cold boot in 30 hangs early under emulation: without a sign of life for this long it gets one retry.
+# About 1 cold boot in 30 hangs early under emulation: without a sign of life for this long a node gets one retry.
 STALL_SECONDS = 30
 BOOT_SECONDS = 300
 
 
 class LabError(Exception):
-    """Something the user has to know: which object, what was wanted, what was seen, what to do next."""
+    """An error for the user: the object, what was wanted, what was seen, what to do next."""
 
     def __init__(self, what: str, wanted: str, seen: str, next_step: str):
         super().__init__(f"{what}\n  wanted: {wanted}\n  seen:   {seen}\n  next:   {next_step}")
@@ -97,7 +97,7 @@ def say(text: str) -> None:
 
 
 def run(argv: Sequence[str], what: str, next_step: str) -> str:
-    """Runs one program and returns its output; `what` is the object the error is about."""
+    """Runs one program and returns its output; `what` is the object for the error."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The lab's own SSH: one key, one host key a node, and a known_hosts file, so that host key checking stays on."""
+"""The lab's own SSH: one key, one host key per node, and a known_hosts file, so host key checking stays on."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from .settings import run as run_here
 
 
 def prepare(settings: Settings) -> None:
-    """Keys once per lab; the files that name them whenever a setting changed."""
+    """Keys once per lab; the files that refer to them whenever a setting changed."""
     settings.ssh.mkdir(parents=True, exist_ok=True)
     settings.ssh.chmod(0o700)
     for key in ["id_ed25519", *(f"host_{name}" for name in NODES)]:
@@ -56,7 +56,7 @@ def host_block(settings: Settings, name: str, number: int) -> str:
 
 
 def control_folder() -> pathlib.Path:
-    """Control sockets need a short path of this user's own."""
+    """Control sockets need a short path that belongs to this user."""
     folder = pathlib.Path(tempfile.gettempdir()) / f"gpufabric-lab-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     seen = folder.lstat()
@@ -67,7 +67,7 @@ def control_folder() -> pathlib.Path:
 
 
 def node_files(settings: Settings, name: str, number: int) -> dict[str, tuple[bytes, int]]:
-    """What makes a node this node; the initrd puts it on the disk at each boot."""
+    """A node's identity, which the initrd puts on the disk at each boot."""
     key = settings.ssh / f"host_{name}"
     hosts = "".join(f"10.77.0.{n} {other}\n" for other, n in NODES.items())
     machine_id = hashlib.md5(f"gpufabric lab {number}".encode(), usedforsecurity=False).hexdigest()
@@ -96,7 +96,7 @@ def run(settings: Settings, name: str, script: str, timeout: float = 60) -> subp
 
 
 def banner(port: int, timeout: float = 2, host: str = "127.0.0.1") -> bool:
-    """Whether sshd itself answers: QEMU's user network, or a socket, takes the connection long before it runs."""
+    """Whether sshd itself answers: QEMU's user network, or a socket, accepts connections long before it runs."""
     try:
         with socket.create_connection((host, port), timeout=timeout) as connection:
             return connection.recv(4) == b"SSH-"

@@ -16,16 +16,15 @@ from .accelerator import QEMU
 from .image import Image
 from .settings import BOOT_SECONDS, CABLES, PRISTINE, STALL_SECONDS, LabError, Settings, run, say
 
-# Drivers of devices that QEMU's q35 board and CPU always have and no lab node needs; each costs udev time at boot.
+# Drivers of devices on QEMU's q35 board and CPU that no lab node needs; each costs udev time at boot.
 BLACKLIST = (
     "modprobe.blacklist=ahci,button,ccp,evbug,floppy,i2c_i801,intel_agp,iTCO_wdt,kvm_amd,kvm_intel,lpc_ich,"
     "parport_pc,pcspkr,psmouse,qemu_fw_cfg,tiny_power_button"
 )
-# What leaves the emulation, or throws its work away, costs a node that runs a control plane most of its cycles.
-# The emulated TSC counts the same on both processors, but the kernel sees them a little apart and would take the HPET:
-# each reading of it is such an exit. So is each timer that is set; a steady tick is none. Code is translated once per
-# virtual address, so programs had better start at the same one each time; and a change inside a huge page costs the
-# whole emulated TLB.
+# Exits from the emulation and discarded translations cost a control plane node most of its cycles. The emulated TSC
+# counts the same on both processors, but the kernel sees them a little apart and would use the HPET: each read of it is
+# an exit. So is setting a timer, but not a steady tick. Code is translated once per virtual address, so programs should
+# always start at the same one; and a change inside a huge page flushes the whole emulated TLB.
 EMULATED_KERNEL = "tsc=reliable clocksource=tsc highres=off nohz=off norandmaps transparent_hugepage=never psi=0"
 
 
@@ -80,7 +79,7 @@ class Node:
 
     def command(self, image: Image, accelerator: str) -> list[str]:
         half = self.settings.memory_mib // 2
-        # With less room a control plane's translated code is thrown away each half minute.
+        # With less room a control plane's translated code is discarded every half minute.
         accel = "tcg,thread=multi,tb-size=2048" if accelerator == "tcg" else "kvm"
         words = ["console=ttyS0 loglevel=4 net.ifnames=0 mitigations=off"]
         words += [EMULATED_KERNEL] if accelerator == "tcg" else []
@@ -89,7 +88,7 @@ class Node:
             "-M", "q35", "-accel", accel, "-cpu", "qemu64" if accelerator == "tcg" else "host",
             "-pidfile", "qemu.pid", "-qmp", "unix:qmp.sock,server=on,wait=off",
             "-chardev", "file,id=console,path=console.log", "-serial", "chardev:console",
-            # Two sockets with their own memory: two NUMA nodes, a fabric NIC on each.
+            # Two sockets with their own memory: two NUMA nodes, each with a fabric NIC.
             "-smp", "2,sockets=2,cores=1,threads=1", "-m", str(2 * half),
             "-object", f"memory-backend-ram,id=ram0,size={half}M", "-numa", "node,nodeid=0,cpus=0,memdev=ram0",
             "-object", f"memory-backend-ram,id=ram1,size={half}M", "-numa", "node,nodeid=1,cpus=1,memdev=ram1",
@@ -103,7 +102,7 @@ class Node:
         ]  # fmt: skip
 
     def stop(self) -> None:
-        """Pulls the plug. Connections of SSH clients end with the process, so none is left hanging."""
+        """Pulls the plug. SSH clients' connections end with the process, so none hangs."""
         if not (pid := self.pid()):
             return
         handle = os.pidfd_open(pid)
@@ -147,7 +146,7 @@ class Node:
             return {"image": None, "accelerator": None}
 
     def image(self) -> Image:
-        """The image below this node's disk, which may be older than what the package lists call for today."""
+        """The image below this node's disk, which may be older than today's package lists require."""
         image = Image(self.settings.images / str(self.record()["image"]))
         if not image.folder.is_dir():
             raise LabError(
@@ -172,7 +171,7 @@ class Node:
     # Life
 
     def boot(self, accelerator: str, snapshot: str | None = None) -> None:
-        """Starts the node, waits for SSH and the hardware unit; one retry, because a cold boot hangs now and then."""
+        """Starts the node, waits for SSH and the hardware unit; one retry, because a cold boot sometimes hangs."""
         start = time.monotonic()
         for attempt in (1, 2):
             self.start(accelerator, snapshot)
@@ -193,7 +192,7 @@ class Node:
         say(f"{self.name}: {how}, SSH on 127.0.0.1:{self.port}, {time.monotonic() - start:.1f} s")
 
     def reboot(self) -> None:
-        """By the node's own systemd, within the same QEMU. Such a boot hangs as a cold one does: the same retry."""
+        """By the node's own systemd, within the same QEMU. Such a boot can hang like a cold one: the same retry."""
         before = self.boot_id()
         if not before:
             next_step = f"lab/labctl power {self.name} reset"
@@ -213,21 +212,21 @@ class Node:
         say(f"{self.name}: rebooted, {time.monotonic() - start:.1f} s")
 
     def boot_id(self) -> str:
-        """Nothing while the node does not answer."""
+        """Empty while the node does not answer."""
         return ssh.run(self.settings, self.name, "cat /proc/sys/kernel/random/boot_id", timeout=10).stdout.strip()
 
     def wait_for_banner(self) -> str | None:
-        """None when sshd answers, else what was seen.
+        """None if sshd answers, else what was seen.
 
-        A hung guest writes nothing more to its console. So does one that gets no CPU on a busy machine, so time that
-        QEMU spent waiting for a CPU does not count, and silence alone counts only after much longer.
+        A hung guest stops writing to its console, but so does one without CPU time on a busy machine. So QEMU's time
+        waiting for a CPU does not count, and mere silence counts only after much longer.
         """
         console = self.folder / "console.log"
         start = alive = time.monotonic()
         size = 0
         worked, first_wait = self.cpu_seconds(), self.starved_seconds()
         waited = first_wait
-        # Each try costs the guest a process; a starved guest would drown in those we gave up on.
+        # Each try costs the guest a process; a starved guest would be overloaded by abandoned ones.
         while not ssh.banner(self.port, min(30.0, max(2.0, (time.monotonic() - start) / 5))):
             now = time.monotonic()
             if not self.pid():
@@ -244,7 +243,7 @@ class Node:
         return None
 
     def cpu_seconds(self) -> float:
-        """What QEMU has computed so far."""
+        """QEMU's CPU time so far."""
         try:
             fields = pathlib.Path(f"/proc/{self.pid()}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -252,7 +251,7 @@ class Node:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def starved_seconds(self) -> float:
-        """How long QEMU has waited for a CPU so far, as reported by the kernel: the thread that waited longest."""
+        """How long QEMU has waited for a CPU so far, by the kernel's count for the longest waiting thread."""
         try:
             threads = list(pathlib.Path(f"/proc/{self.pid()}/task").iterdir())
             return max(int((thread / "schedstat").read_text().split()[1]) for thread in threads) / 1e9
@@ -288,13 +287,13 @@ class Node:
 
 
 class Qmp:
-    """One conversation over the control socket of one node's QEMU, as little of it as the lab needs."""
+    """A session on the control socket of a node's QEMU, with only the commands that the lab needs."""
 
     def __init__(self, folder: pathlib.Path, name: str, timeout: float = 120):
         self.name = name
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(timeout)
-        # A socket path holds 107 bytes and checkouts lie deep: reach the folder through an open descriptor.
+        # A socket path holds 107 bytes and checkouts may be deep: reach the folder through an open descriptor.
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
             self.socket.connect(f"/proc/self/fd/{descriptor}/qmp.sock")
@@ -327,5 +326,5 @@ class Qmp:
         raise LabError(f"{self.name}: QEMU", f"an answer to {command}", "QEMU ended", f"read qemu.log of {self.name}")
 
     def monitor(self, line: str) -> str:
-        """A command of the human monitor: it has savevm and answers an error as text."""
+        """A command of the human monitor: it has savevm and returns errors as text."""
         return str(self.execute("human-monitor-command", **{"command-line": line})).strip()

@@ -1,7 +1,7 @@
-"""What turns a node's root file system into a running node: systemd-nspawn, or podman where that is what there is.
+"""Runs a node's root file system as a node: systemd-nspawn, or podman if only that is installed.
 
 Both run in the foreground of the node's own process, inside its cgroup and its mount namespace: that process lives as
-long as the node does, and killing the cgroup leaves neither processes nor mounts. So only the start differs.
+long as the node, and killing the cgroup leaves neither processes nor mounts. So only the start differs.
 """
 
 import dataclasses
@@ -14,15 +14,15 @@ from lab.settings import LabError, run
 from .network import Bridge
 
 VARIABLE = "RAILS_BACKEND"
-# What systemd-nspawn leaves a container, each at its number in capability.h (- is not left); podman's own choice is too
-# little for a systemd.
+# The capabilities that systemd-nspawn gives a container, each at its number in capability.h (- is dropped); podman's
+# own set is too small for a systemd.
 CAPABILITIES = """
     CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE
     NET_BROADCAST NET_ADMIN NET_RAW - IPC_OWNER - - SYS_CHROOT SYS_PTRACE - SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE -
     SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP
 """
-# Podman takes no runroot of more than 50 characters, and no colon in a path: it sees the layer here, in the node's own
-# mount namespace only. Its state, its settings and the network namespace's handle all go when that does.
+# Podman accepts no runroot longer than 50 characters and no colon in a path: it sees the layer here, only in the node's
+# own mount namespace. Its state, its settings and the network namespace's handle all go with that.
 HERE = Path("/mnt")
 CONFIGURATION = HERE / "containers.conf"
 NETWORK = HERE / "network"
@@ -30,7 +30,7 @@ NETWORK = HERE / "network"
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a node starts: its layer holds its root and whatever else shall go with its mount namespace."""
+    """Where a node starts: its layer has its root and everything else that goes with its mount namespace."""
 
     name: str
     machine: str
@@ -48,7 +48,7 @@ class Nspawn:
     cgroup_below = ""
 
     def prepare(self, place: Place, bridge: Bridge) -> None:
-        """Nothing: systemd-nspawn makes the network itself."""
+        """Nothing: systemd-nspawn creates the network itself."""
 
     def command(self, place: Place, bridge: Bridge) -> list[str]:
         return [
@@ -70,10 +70,10 @@ class Nspawn:
 
 
 class Podman:
-    """Podman without images, registries, networks or state of its own on this machine: all it keeps is in the layer."""
+    """Podman without its own images, registries, networks or state on this machine: everything is in the layer."""
 
     program = "podman"
-    # In cgroup version 2 a group that has groups below it holds no process: podman itself must not be in the node's.
+    # In cgroup version 2 a group with subgroups has no processes: podman itself must not be in the node's.
     cgroup_below = "/podman"
 
     def prepare(self, place: Place, bridge: Bridge) -> None:
@@ -84,8 +84,8 @@ class Podman:
         bridge.plug(f"vb-{place.machine}", NETWORK)
 
     def configuration(self) -> str:
-        # Podman's defaults ask for more than a container that runs us may give: raised limits, locks in shared memory.
-        # Debian's crun refuses hybrid cgroups; runc takes all three layouts.
+        # Podman's defaults need more than an outer container may allow: raised limits, locks in shared memory.
+        # Debian's crun refuses hybrid cgroups; runc accepts all three layouts.
         runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
         return (
             "[containers]\ndefault_ulimits = []\npids_limit = 0\n"
@@ -103,7 +103,7 @@ class Podman:
             f"--name={place.machine}",
             f"--hostname={place.name}",
             "--systemd=always",
-            "--env=container=podman",  # by this a systemd knows where it is; podman itself sets it for images only
+            "--env=container=podman",  # tells systemd where it runs; podman itself sets it only for images
             f"--network=ns:{NETWORK}",
             "--no-hosts",
             "--dns=none",
@@ -123,13 +123,13 @@ BACKENDS = {"nspawn": Nspawn(), "podman": Podman()}
 
 
 def capabilities(status: str) -> list[str]:
-    """Those of CAPABILITIES that this process may pass on: a runtime refuses to start with one that it lacks."""
+    """The CAPABILITIES that this process may pass on: a runtime refuses to start with a missing one."""
     bounding = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapBnd:"))
     return [name for number, name in enumerate(CAPABILITIES.split()) if name != "-" and bounding >> number & 1]
 
 
 def choose() -> str:
-    """The name of the backend for new nodes: the one asked for, else the first that is installed."""
+    """The name of the backend for new nodes: the requested one, else the first installed one."""
     asked = os.environ.get(VARIABLE) or ""
     installed = [name for name, backend in BACKENDS.items() if shutil.which(backend.program)]
     programs = [backend.program for name, backend in BACKENDS.items() if asked in ("", name)]

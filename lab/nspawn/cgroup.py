@@ -1,6 +1,6 @@
-"""Where a node's processes live when no systemd manages this machine: a cgroup of their own, as systemd would make it.
+"""A cgroup for each node's processes if no systemd manages this machine, like those of systemd.
 
-Nodes in one cgroup would fight over its subgroups, and the cgroup is also what says which processes are ours to end.
+Nodes in one cgroup would fight over its subgroups, and the cgroup also identifies the processes that we may end.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def hierarchies(mountinfo: str, cpuset: bool = True) -> list[Path]:
-    """Where cgroups are mounted; a systemd that is not kept below a group of its own would fill their roots."""
+    """Where cgroups are mounted; a systemd outside a separate group would fill their roots."""
     found = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -24,7 +24,7 @@ class Cgroup:
     def __init__(self, name: str) -> None:
         mountinfo = Path("/proc/self/mountinfo").read_text()
         self._folders = [mount / name for mount in hierarchies(mountinfo)]
-        # A new group of the old cpuset takes no process before it is given processors; systemd leaves that one alone.
+        # A new cpuset group (version 1) accepts no process before it has processors; systemd leaves cpuset alone.
         self._entered = [mount / name for mount in hierarchies(mountinfo, cpuset=False)]
 
     def enter(self) -> None:
@@ -35,7 +35,7 @@ class Cgroup:
     def pids(self) -> set[int]:
         found: set[int] = set()
         for mount in self._folders:
-            for folder, _, _ in os.walk(mount):  # groups come and go while we look; walk passes over those
+            for folder, _, _ in os.walk(mount):  # groups come and go meanwhile; walk skips those
                 try:
                     found.update(int(pid) for pid in Path(folder, "cgroup.procs").read_text().split())
                 except OSError:
@@ -43,7 +43,7 @@ class Cgroup:
         return found - {0}
 
     def remove(self, patience: float = 10.0) -> set[int]:
-        """Ends what runs in the group and removes it; returns the processes that outlived the patience."""
+        """Ends the group's processes and removes it; returns the processes that did not end in time."""
         deadline = time.monotonic() + patience
         while any(folder.exists() for folder in self._folders) and time.monotonic() < deadline:
             for pid in self.pids():

@@ -1,6 +1,6 @@
 """The root file system that all nodes share: built once by mmdebstrap, from the same mirrors as the lab's VM image.
 
-The unit of caching is the tar file (CI keeps it by name); the unpacked folder is what the nodes' overlays stand on.
+The unit of caching is the tar file (CI keeps it by name); the unpacked folder is the nodes' lower layer.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from lab.settings import run, say
 from lab.image import RELEASE, apt_options, apt_sources
 
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "openssh-server", "python3", "iproute2", "kmod", "procps")
-# Nodes have their addresses before systemd starts and live for minutes: what waits, times or calls home stays asleep.
+# Nodes have their addresses before systemd starts and live for minutes: units that wait, time or call home stay off.
 MASKED = (
     "apt-daily.timer apt-daily-upgrade.timer console-getty.service dpkg-db-backup.timer e2scrub_all.timer "
     "e2scrub_reap.service fstrim.timer ssh.socket systemd-logind.service systemd-networkd.service "
@@ -55,7 +55,7 @@ class Image:
         partial = self.root.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        # The container brings its own /dev; device nodes of the archive would only ask for more privilege.
+        # The container has its own /dev; device nodes in the archive would only need more privilege.
         run(
             ["tar", "-xf", str(self.tar), "-C", str(partial), "--numeric-owner", "--xattrs", "--exclude=./dev/*"],
             f"root file system {self.root}",
@@ -84,7 +84,7 @@ class Image:
                 *self._sources,
             ],
             "root file system of the fast nodes",
-            "see that `apt-get update` works on this machine, then run the command again",
+            "check that `apt-get update` works on this machine, then run the command again",
         )
         os.replace(partial, self.tar)
         size = self.tar.stat().st_size >> 20

@@ -1,4 +1,4 @@
-"""The nodes as a whole: what `up`, `down` and `status` do, and the state file from which `down` undoes everything."""
+"""The commands `up`, `down` and `status` for all nodes, and the state file from which `down` undoes everything."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ KNOWN_HOSTS = SSH / "known_hosts"
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
 INOTIFY_PER_NODE = 8  # six while a node runs, a few more while it boots
 BOOT_SECONDS, BOOT_SECONDS_PER_NODE = 60, 3  # one or two are enough on an idle machine
-# Two checkouts on one machine must not collide: this keeps their bridges, cgroups, units and machines apart.
+# Keeps bridges, cgroups, units and machines of two checkouts on one machine apart.
 LAB_ID = f"gfr-{hashlib.sha256(str(CHECKOUT).encode()).hexdigest()[:4]}"
 UNDO = "run: lab/nspawnctl down"
 INSIDE = "usr/local/lib/lab"  # where a node finds node_init.py
@@ -69,7 +69,7 @@ class Node:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ended(self) -> bool:
-        """Whether the node that this process started is gone."""
+        """Whether the node that this process started has ended."""
         if _host_systemd():
             return subprocess.run(["systemctl", "--quiet", "is-active", self.unit], check=False).returncode != 0
         return self._process is not None and self._process.poll() is not None
@@ -79,7 +79,7 @@ class Node:
 
     def start(self) -> None:
         command = [sys.executable, str(CHECKOUT / "lab/nspawnctl"), "boot", self.name]
-        # The node's mounts live in a namespace of its own process: they go when it goes, however it ends.
+        # The node's mounts live in its process' namespace: they go when the process ends, in any way.
         command = ["unshare", "--mount", "--propagation=private", *command]
         if _host_systemd():
             output = (f"--property=Standard{stream}=append:{self.console}" for stream in ("Output", "Error"))
@@ -116,7 +116,7 @@ def boot(name: str) -> NoReturn:
     node = Node(name, record)
     if not _host_systemd():
         Cgroup(node.cgroup + backend.cgroup_below).enter()
-    os.chdir(HOME)  # relative overlay options: no path of the user's may hold a character that mount reads as its own
+    os.chdir(HOME)  # relative overlay options, because the user's path may contain characters with a meaning for mount
     layer = node.folder.relative_to(HOME) / "layer"
     layer.mkdir(exist_ok=True)
     run(["mount", "-t", "tmpfs", "-o", "mode=0755", f"{LAB_ID}-{name}", str(layer)], f"layer of node {name}", NEEDS)
@@ -139,7 +139,7 @@ def boot(name: str) -> NoReturn:
 
 
 def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
-    """Boots `count` nodes that play the fixtures in turn and, last, one that plays `spare` and is no GPU node."""
+    """Boots `count` nodes that play the fixtures in turn and, last, one that plays `spare`, which is not a GPU node."""
     if read_state():
         raise LabError("fast nodes", "none yet", f"{STATE} describes some", UNDO)
     backend, bridge = choose(), Bridge(LAB_ID)
@@ -192,7 +192,7 @@ def _boot_all(state: dict[str, Any], bridge: Bridge, playing: dict[str, Machine]
 
 
 def _seed_all(nodes: Sequence[Node], state: dict[str, Any], playing: dict[str, Machine]) -> None:
-    """Writes what makes each node itself: a folder that becomes its upper layer, and the way in by SSH."""
+    """Writes each node's identity: a folder that becomes its upper layer, and the SSH access."""
     for folder in (SSH, NODES):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -226,11 +226,11 @@ def _seed_all(nodes: Sequence[Node], state: dict[str, Any], playing: dict[str, M
     SSH_CONFIG.write_text("".join(config))
     owner = int(os.environ.get("SUDO_UID", 0)), int(os.environ.get("SUDO_GID", 0))
     for path in (SSH, *SSH.iterdir()):
-        os.chown(path, *owner)  # with sudo the person who asked must be able to use the key
+        os.chown(path, *owner)  # with sudo the calling user must be able to use the key
 
 
 def _room_for_inotify(count: int, state: dict[str, Any]) -> None:
-    """The kernel's default of 128 instances a user carries about 20 systemds; the next ones would hang in boot."""
+    """The kernel's default of 128 instances per user is enough for about 20 systemds; more would hang at boot."""
     limit = int(INOTIFY.read_text())
     needed = _inotify_in_use() + count * INOTIFY_PER_NODE
     if limit >= needed:
@@ -253,7 +253,7 @@ def _inotify_in_use() -> int:
 
 
 def down() -> int:
-    """Ends the nodes and undoes what `up` did to this machine; returns how many nodes there were."""
+    """Ends the nodes and undoes the changes of `up` to this machine; returns the number of nodes."""
     state = read_state()
     for name, record in state.get("nodes", {}).items():
         Node(name, record).stop()
@@ -270,26 +270,26 @@ def down() -> int:
 
 
 def inventory() -> dict[str, Any]:
-    """The running nodes as Ansible's script inventory wants them, also grouped by fixture; empty where none run."""
+    """The running nodes as an Ansible script inventory, also grouped by fixture; empty if none run."""
     groups: dict[str, Any] = {"gpu_nodes": {"hosts": []}, "spare_nodes": {"hosts": []}}
     state = read_state()
     for name, record in state.get("nodes", {}).items():
         for group in (record["group"], "playing_" + re.sub(r"\W", "_", record["fixture"])):
             groups.setdefault(group, {"hosts": []})["hosts"].append(name)
-    # The user is set here too: only then does Ansible see that `become: root` needs no sudo.
+    # The user is also set here: only then does Ansible see that `become: root` needs no sudo.
     shared = {
         "ansible_user": "root",
         "ansible_ssh_common_args": f"-F {SSH_CONFIG}",
         "ansible_python_interpreter": "/usr/bin/python3",
-        # Ansible names the socket of a shared connection after the host's name, user and port alone: a run would
-        # reach the node1 of another checkout, or wait for one that is gone, for as long as that socket is there.
+        # Ansible derives the socket of a shared connection only from the host's name, user and port: a run would reach
+        # another checkout's node1, or wait for one that is gone, as long as that socket exists.
         "ansible_control_path": f"%(directory)s/{LAB_ID}-{state.get('boot')}-%%h",
     }
     return {**groups, "all": {"vars": shared}, "_meta": {"hostvars": {}}}
 
 
 def status() -> int:
-    """Prints one line a node; 0 when there are nodes and all of them answer."""
+    """Prints one line per node; 0 if there are nodes and all of them answer."""
     nodes = [Node(name, record) for name, record in read_state().get("nodes", {}).items()]
     silent = [node for node in nodes if not node.answers()]
     for node in nodes:

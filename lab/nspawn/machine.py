@@ -40,12 +40,12 @@ def _python_with_yaml() -> str:
 
 
 def fixture_path(name: str, cache: Path) -> Path:
-    """The capture of that name, or the file itself where it is named."""
+    """The capture of that name, or the given file itself."""
     if name.endswith(".yml"):
         return Path(name)
     cache.mkdir(parents=True, exist_ok=True)
     path = cache / f"{name}.yml"
-    run([_python_with_yaml(), str(TREE_TOOL), name, str(path)], f"fixture {name}", "name one that exists")
+    run([_python_with_yaml(), str(TREE_TOOL), name, str(path)], f"fixture {name}", "use an existing one")
     return path
 
 
@@ -73,9 +73,9 @@ class Machine:
         partial.rename(self.tree)
 
     def links(self) -> list[dict[str, Any]]:
-        """The machine's netdevs, to be made as real links: /proc/net cannot be laid over, so it is made true."""
+        """The machine's netdevs, to be created as real links, because /proc/net cannot be overlaid."""
         recorded = json.loads((self.tree / ".seams.json").read_text()).get("addresses")
-        ipv4 = recorded if isinstance(recorded, dict) else {}  # else a text: why they are unknown
+        ipv4 = recorded if isinstance(recorded, dict) else {}  # else a text with the reason
         ipv6 = _inet6(_read(self.tree / "proc/net/if_inet6"))
         return [
             {
@@ -107,7 +107,7 @@ def _follow_links(tree: Path, image_root: Path) -> None:
 
 
 def _stand_in(tree: Path, image_root: Path) -> None:
-    """Gives the captured services a program to start where the capture holds only their units."""
+    """Gives captured services a program to start if the capture has only their units."""
     for unit in (path for folder in UNIT_FOLDERS for path in (tree / folder).glob("*.service")):
         for program in re.findall(r"^ExecStart=[-@:+!]*/(\S+)", unit.read_text(), re.MULTILINE):
             if not (tree / program).exists() and not (image_root / program).exists():
@@ -124,7 +124,7 @@ def _inet6(table: str) -> dict[str, list[str]]:
 
 
 def _read(path: Path) -> str:
-    """The content, or nothing where the machine has no such file or reading it fails, as it did on the machine."""
+    """The content; empty if the machine has no such file, or reading it failed there too."""
     try:
         return path.read_text().strip()
     except OSError:

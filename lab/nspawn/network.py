@@ -48,7 +48,7 @@ class Bridge:
         self._change("set", port, "master", self.name, "up")
 
     def remove(self, patience: float = 20.0) -> None:
-        """Removes the bridge once its ports are gone: under load that takes a moment, and their names must be free."""
+        """Removes the bridge once its ports are gone, which takes a moment under load: their names must be free."""
         deadline = time.monotonic() + patience
         while ports := [link["ifname"] for link in self._ip("link", "show") if link.get("master") == self.name]:
             if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""Process 1 of a node until systemd takes over: makes the captured machine's links, lays its /sys and /proc over ours.
+"""Process 1 of a node until systemd takes over: creates the captured machine's links, overlays its /sys and /proc.
 
-Runs inside the node with the node's Python. It must come before systemd, so that no unit ever sees the real machine.
+Runs inside the node with the node's Python. It must run before systemd, so no unit ever sees the real machine.
 """
 
 import json
@@ -11,9 +11,9 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 UNDER = "/run/machine"
 SYSTEMD = "/lib/systemd/systemd"
-# What the container must answer itself: its processes, its links, and the identity of this boot.
+# Files that the container must provide itself: its processes, its links, and the identity of this boot.
 OWN_PROC = ("net", "self", "thread-self", "sys/kernel/random", "sys/net")
-# Laid over whole: only the captured driver made its files, and no process in a node misses those of this kernel.
+# Overlaid completely: only the captured driver made its files, and no process in a node needs this kernel's.
 WHOLE_PROC = ("driver",)
 
 
@@ -29,7 +29,7 @@ def make_links(node):
         commands.append("link add name {} {} type bridge".format(link["name"], mac))
         if 68 <= link["mtu"] <= 65535:
             commands.append("link set {} mtu {}".format(link["name"], link["mtu"]))
-        # Only the addresses of the capture, none that this kernel would add on its own.
+        # Only the addresses of the capture, none that this kernel would add itself.
         commands.append("link set {} addrgenmode none".format(link["name"]))
         commands += ["address add {} dev {}".format(address, link["name"]) for address in link["addresses"]]
         if link["up"]:
@@ -40,7 +40,7 @@ def make_links(node):
 
 
 def lay_over_proc(tree):
-    """Binds each captured file over its namesake; returns those for which the container has no such file."""
+    """Binds each captured file over its namesake; returns those that the container does not have."""
     missing = []
     for folder, folders, files in os.walk(tree):
         below = os.path.relpath(folder, tree)
@@ -61,7 +61,7 @@ def lay_over_proc(tree):
 def lay_over_sys(tree):
     run("mount", "--rbind", "/sys/fs/cgroup", tree + "/fs/cgroup")
     run("mount", "--rbind", tree, "/sys")
-    # A write here would change a plain file and look like success; the captured kernel cannot act on it.
+    # A write here would change a plain file and look like success, but the captured kernel cannot act on it.
     run("mount", "-o", "remount,bind,ro", "/sys")
 
 
@@ -69,7 +69,7 @@ def main():
     with open(os.path.join(HERE, "node.json"), encoding="utf-8") as file:
         node = json.load(file)
     make_links(node)
-    # The root again without what its container mounted on it: there the captured /sys and /proc lie, as plain files.
+    # The root again without the container's mounts: there the captured /sys and /proc are plain files.
     os.mkdir(UNDER)
     run("mount", "--bind", "/", UNDER)
     run("mount", "--make-rprivate", UNDER)

@@ -1,4 +1,4 @@
-"""Controller side of gpufabric.rdma.cluster_objects: answers `render` and `folder` here, the module does all else."""
+"""Controller side of gpufabric.rdma.cluster_objects: answers `render` and `folder` here, the module does the rest."""
 
 import pathlib
 
@@ -13,7 +13,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import 
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder as git_folder
 
 MODULE = "gpufabric.rdma.cluster_objects"
-# What another task needs to do the same for this owner.
+# What another task needs to do this owner's work.
 PART = ("objects", "owner", "prune_types", "takeover_allowed", "applied_by", "wait")
 
 

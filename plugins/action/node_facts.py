@@ -14,7 +14,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni,
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import addresses
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
-# Modules that answer with the names of files that they need, whose options say what they may get.
+# Modules that return the names of files that they need; their options say what they may get.
 SUPPLIED = {
     "cni_plugins": (cni.supply, plugins.ARGUMENTS),
     "device_plugin": (device_plugin.supply, node.ARGUMENTS),
@@ -30,7 +30,7 @@ class ActionModule(Normal):
             wrong = addresses.malformed(result) if name in ("node_facts", "hca_facts") else None
             if wrong:
                 raise Refused.because(
-                    "the node", "addresses and networks as its own", wrong, "look at who answers there"
+                    "the node", "addresses and networks as its own", wrong, "check which host answers there"
                 )
             return result
         ActionBase.run(self, tmp, task_vars)
@@ -45,7 +45,7 @@ class ActionModule(Normal):
         unknown = {*needs} - {*supplied.files}
         if unknown:
             seen = clean(str(sorted(unknown)))[:300]
-            raise Refused.because("the node", "names of files that it may get", seen, "look at who answers there")
+            raise Refused.because("the node", "names of files that it may get", seen, "check which host answers there")
         return self._sent(supplied.packed({need: supplied.files[need] for need in needs}), args, task_vars)
 
     def _sent(self, contents, args, task_vars):

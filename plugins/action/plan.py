@@ -62,7 +62,7 @@ class ActionModule(ActionBase):
     def _read(self, roles, server, task_vars):
         """The host's variables, typed, and its facts; why it cannot be read is data, for the list of all problems.
 
-        server: one that this run leaves out, and delegates to.
+        server: a server that this run leaves out and delegates to.
         """
         host = server or task_vars["inventory_hostname"]
         known = task_vars["hostvars"][host] if server else task_vars
@@ -108,7 +108,7 @@ class ActionModule(ActionBase):
         return typed, wrong
 
     def _asked(self, roles, typed, host, task_vars) -> dict:
-        """Arguments of node_facts: in one call what the planners of these roles ask."""
+        """Arguments of node_facts: one call for all that the planners of these roles ask."""
         serves = host in self._members(task_vars)[1]
         asked = {
             "root": typed["discovery_root"],
@@ -159,7 +159,7 @@ class ActionModule(ActionBase):
         return {"changed": False, **planned, "warnings": terminal.warnings(notes)}
 
     def _page(self, task_vars):
-        """What is wrong with the place of the page that ends the run."""
+        """Why the page at the end of the run cannot be written where it should go."""
         typed, _invalid = variables.effective(variables.options(["report"]), task_vars, self._templar.template)
         path = report_files.page_path(typed["report_file"], task_vars.get("ansible_inventory_sources") or [])
         wrong = report_files.unwritable(path) if typed["report_written"] else []
@@ -219,7 +219,7 @@ class ActionModule(ActionBase):
         rows = folder.rows_of(lock, known, platforms, digests)
         described, files = folder.cached(where, lock.get("origin", "release"), rows)
         pythons, wheels = _wheels(read, os.path.join(where, "wheels"))
-        # A comparison fetches nothing: what is missing is a finding of its roles.
+        # A comparison fetches nothing: its roles report what is missing.
         if partial or not (files or wheels):
             return {"downloads": downloads}
         names = sorted({row["name"] for kind in ("artifacts", "images") for row in lock[kind]} & set(known))
@@ -238,13 +238,13 @@ class ActionModule(ActionBase):
         return {"downloads": downloads, "fetch": fetch}
 
     def _members(self, task_vars):
-        """(nodes, servers) of the inventory, whichever this run has; without a group the first node is the server."""
+        """(nodes, servers) of the inventory, also outside this run; without a group the first node is the server."""
         groups = task_vars["groups"]
         group = groups.get(self._templar.template(task_vars.get("discovery_hosts") or "gpu_nodes")) or groups["all"]
         return group, groups.get("k3s_servers", group[:1])
 
     def _server(self, name, task_vars):
-        """(ansible_host, k3s_node_ip) of a server, whether this run has it or not."""
+        """(ansible_host, k3s_node_ip) of a server, in this run or not."""
         known = task_vars["hostvars"][name]
         option = {"k3s_node_ip": variables.options()["k3s_node_ip"]}
         typed, _invalid = variables.effective(option, known, self._templar.template)
@@ -252,7 +252,7 @@ class ActionModule(ActionBase):
 
 
 def _read_of(task_vars, hosts, since) -> list[dict]:
-    """What was read of each host, and of that what a later reading has replaced."""
+    """What was read from each host, with the parts that a later reading replaced."""
     known = fleet.variables(task_vars, hosts, {"read": READ, **({"since": since} if since else {})})
     nodes = []
     for of_host in [of_host for of_host in known if "read" in of_host]:
@@ -283,6 +283,6 @@ def _daemonset() -> dict:
 
 
 _documented = variables.documented_roles
-# Here, where Ansible loads the plugin, and not in each of the processes that it forks for a task of a host.
+# Here, where Ansible loads the plugin, and not in each process that it forks for a task.
 _documented()
 settled.written()

@@ -18,7 +18,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import v
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
 HEADER, MARK = "---\n# Made by gpufabric.rdma.import_policy from ", "gpufabric.rdma.import_policy"
-# Whose variables an import writes.
+# The roles whose variables an import writes.
 WRITTEN = ("device_plugin", "driver", "networks")
 
 
@@ -70,7 +70,7 @@ class ActionModule(ActionBase):
 
 
 def _group_vars(sources: list[str]) -> pathlib.Path:
-    """Where Ansible reads variables of the inventory's groups: beside its file, in its folder, else where it is run."""
+    """Where Ansible reads variables of the inventory's groups: next to its file, in its folder, else where it runs."""
     for path in map(pathlib.Path, map(os.path.abspath, sources)):
         if path.exists():
             return (path if path.is_dir() else path.parent) / "group_vars"
@@ -78,14 +78,14 @@ def _group_vars(sources: list[str]) -> pathlib.Path:
 
 
 def _place(group_vars: pathlib.Path, group: str) -> pathlib.Path:
-    """The group's file where there is one, because a folder of the group would hide it; else a file in its folder."""
+    """The group's file if there is one, because a folder of the group would hide it; else a file in its folder."""
     folder = group_vars / group
     files = [] if folder.is_dir() else [path for path in _files(folder) if path.is_file()]
     return files[0] if files else folder / "policy.yml"
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Files that a group may have in place of this folder."""
+    """Files that a group may have instead of this folder."""
     return [folder.with_name(f"{folder.name}{end}") for end in (".yml", ".yaml")]
 
 
@@ -99,7 +99,7 @@ def _twice(path: pathlib.Path, variables: dict) -> list[Finding]:
     hidden = [file for file in _files(path.parent) if file.is_file()]
     if hidden and not path.parent.is_dir():
         step = "leave policy_dest out, and the import becomes a block of that file"
-        return [Finding(f"policy_dest {path}", f"a place that leaves {hidden[0]} in effect", "its folder", step)]
+        return [Finding(f"policy_dest {path}", f"a path that leaves {hidden[0]} in effect", "its folder", step)]
     if not _shared(path):
         return []
     own = re.sub(rf"^# BEGIN {MARK}$.*?^# END {MARK}$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
@@ -130,7 +130,7 @@ def _read(paths):
             content = pathlib.Path(path).read_text(encoding="utf-8")
             found = list(yaml.load_all(content, Loader=_Loader))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            step = "correct the line that the message names"
+            step = "correct the line in the message"
             findings.append(Finding(path, "a file that holds YAML", " ".join(str(error).split()), step))
             continue
         name = pathlib.Path(path).name
@@ -141,7 +141,7 @@ def _read(paths):
 
 
 def _refused(made):
-    """What the roles themselves would refuse of the result, for each group of nodes."""
+    """What the roles themselves would refuse in the result, for each group of nodes."""
     found = []
     for group in [{}, *(one["variables"] for one in made["groups"].values())]:
         effective, findings = host.validate(preflight_variables.options(WRITTEN), {**made["variables"], **group})
@@ -150,7 +150,7 @@ def _refused(made):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Marks what Ansible would take for an expression: a foreign file holds data, never templates."""
+    """Tags what Ansible would take for an expression: a foreign file holds data, never templates."""
 
     def represent_str(self, data):
         if page.template(data):

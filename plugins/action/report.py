@@ -1,4 +1,4 @@
-"""Controller side of gpufabric.rdma.report: the packages decide what is told; this prints, writes and fails."""
+"""Controller side of gpufabric.rdma.report: the packages decide what to report; this prints, writes and fails."""
 
 import json
 import os
@@ -51,7 +51,7 @@ class ActionModule(ActionBase):
         )
         return {"changed": False, **getattr(self, f"_of_{args['kind']}")(args, task_vars or {})}
 
-    # --- what a run has measured --------------------------------------------------------------------------------------
+    # --- results of a run ---------------------------------------------------------------------------------------------
 
     def _of_verification(self, args, task_vars):
         known, shared = _known(args, task_vars)
@@ -78,7 +78,7 @@ class ActionModule(ActionBase):
             self._write({path: terminal.here(page.page(results, args["title"]))})
             terminal.show(f"The report {'would be' if self._task.check_mode else 'is'} {path}\n")
         failed = {row["host"]: host_checks.tally(row["checks"])[host_checks.FAILED] for row in rows}
-        # What concerns no host of its own, such as the cluster, fails all of them.
+        # A failed check that belongs to no host, such as one of the cluster, fails all hosts.
         others = sum(count for name, count in failed.items() if name not in args["hosts"])
         tally = host_checks.tally([item for node in rows for item in node["checks"]])
         failing = {name: failed.get(name, 0) + others for name in args["hosts"]}
@@ -187,7 +187,7 @@ class ActionModule(ActionBase):
     def _of_capture(self, args, _task_vars):
         return self._write({args["file"]: files.capture_text(args["fixture"])})
 
-    # --- texts of roles, which debug would print with the control characters that a node put into them --------------
+    # --- texts of roles, which debug would print with the node's control characters ---------------------------------
 
     def _of_text(self, args, _task_vars):
         terminal.show(args["text"])
@@ -232,7 +232,7 @@ class ActionModule(ActionBase):
 
 
 def _known(args, task_vars, needed="") -> tuple[list[dict], dict]:
-    """(what each host has, what this host has for all) of the variables that are defined."""
+    """(values of each host, values of this host for all) of the defined variables."""
     names = {key: name for key, name in args["variables"].items() if key in OF_HOSTS}
     shared = {key: task_vars[name] for key, name in args["variables"].items() if task_vars.get(name)}
     shared["node"] = {"variables": task_vars[fleet.READ]["variables"]}
@@ -248,7 +248,7 @@ def _class_of(known) -> str:
 
 
 def _of_plans(of_host: dict, planned: dict | None, ports: dict | None) -> dict:
-    """What was planned for a node before it was read, and what its peers said of its ports since."""
+    """What was planned for a node before it was read, and what its peers have said about its ports since."""
     name, unasked = of_host["node"]["host"], of_host.get("unasked")
     decided = ((planned or {}).get("hosts") or {}).get(name) or {}
     firewall = (((ports or {}).get("hosts") or {}).get(name) or {}).get("firewall") or {}

@@ -27,18 +27,18 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import termin
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts
 
 OURS = "gpufabric.rdma."
-# Only its results are marks: what else holds their keys is an answer of a node.
+# Only its results are marks: such keys in any other result come from a node.
 MARKING = "gpufabric.rdma.report"
 # Actions that change nothing on a host in check mode, or at all.
 _NAMES = """
     add_host assert command copy debug dnf fail file find get_url group_by import_role import_tasks include_role
     include_tasks meta package set_fact slurp stat wait_for
 """
-# Those of other collections that roles use: the role node_firewall alone.
+# Actions of other collections; only the role node_firewall uses any.
 _OTHERS = ("ansible.posix.firewalld", "community.general.ufw")
 HARMLESS = frozenset({*(f"ansible.builtin.{name}" for name in _NAMES.split()), *_OTHERS})
 GUARD_VARIABLE = "__drift_guarded"
-# A further file for the verdict, set by bin/drift.py, which cannot know the options of this run.
+# Another file for the verdict, set by bin/drift.py, which cannot know the options of this run.
 ANSWER = "GPUFABRIC_RDMA_DRIFT_ANSWER"
 
 

@@ -55,6 +55,6 @@ options:
       netdev: {description: Name of one of its interfaces., type: str}
       mac: {description: MAC of one of its interfaces., type: str}
       port:
-        description: Port of the HCA. Needed only for an HCA with several ports that its name does not determine.
+        description: Port of the HCA. Needed only for an HCA with several ports if its name does not determine the port.
         type: int
 """

@@ -29,9 +29,9 @@ RETURN = r"""
 _value:
   description:
     - C(url), C(label) and C(fingerprints) of the repository, and C(known), which lists what the lock has for this stack
-      when it has nothing for this node. C(url) is empty then. C(fingerprints) are the keys that the lock has verified.
-    - C(known_keys) are all keys that the lock names for the stack, each with C(id), C(fingerprint), C(release) and
-      C(stated_by); what is not verified has no fingerprint.
+      if it has nothing for this node; C(url) is then empty. C(fingerprints) are the keys that the lock has verified.
+    - C(known_keys) are all keys that the lock lists for the stack, each with C(id), C(fingerprint), C(release) and
+      C(stated_by); a key that is not verified has no fingerprint.
   type: dict
 """
 

@@ -5,7 +5,7 @@ name: unit_word
 short_description: A value as one word of a systemd file
 version_added: 0.1.0
 description:
-  - Returns the value if systemd takes it for one word without a special meaning, and fails otherwise.
+  - Returns the value if systemd reads it as one word without a special meaning, and fails otherwise.
   - Blanks, quotes, C($), C(%) and line breaks are refused. systemd quotes differently in each setting.
 author: The gpufabric founders (@gpufabric)
 options:

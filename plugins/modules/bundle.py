@@ -19,7 +19,7 @@ author: The gpufabric founders (@gpufabric)
 options:
   folder: {description: The folder to fill., type: path, required: true}
   lock:
-    description: Content of C(lock/artifacts.yml), or of a file like it with the checksums of builds of your own.
+    description: Content of C(lock/artifacts.yml), or of a file like it with the checksums of your own builds.
     type: dict
     required: true
   names:
@@ -29,10 +29,10 @@ options:
     elements: str
     default: []
   programs:
-    description: Images of O(names) of which the folder gets one program as a file, by the program's name in the image.
+    description: Images of O(names) from which the folder gets one program as a file, by the program's name there.
     type: dict
     default: {}
-  only: {description: 'Path in the folder of the one thing to fetch now, of all that is missing.', type: str}
+  only: {description: 'Path in the folder of the only missing file to fetch now.', type: str}
   architectures:
     description: Architectures of the nodes.
     type: list
@@ -185,7 +185,7 @@ def build(folder: str, row: dict, mirrors: dict, run, given: dict) -> None:
     try:
         plugin_image.build(base, place, row["base"], row["reference"], row["architecture"], parts)
     except (tarfile.TarError, KeyError, ValueError, OSError) as error:
-        step = "name another base in bundle_plugin_base, or run it again"
+        step = "set another base in bundle_plugin_base, or run it again"
         raise Refused.because(f"base image {row['base']}", "an image that can be read", str(error), step) from error
     finally:
         os.unlink(base)
@@ -206,7 +206,7 @@ def _copy(temporary: str, row: dict, reference: str, mirrors: dict, run) -> None
             row["path"],
             f"image {reference} with digest {row['digest']}",
             (error or out).strip()[-400:],
-            "install skopeo; run this where the registry can be reached, or set a mirror in bundle_mirrors",
+            "install skopeo; run this on a machine that reaches the registry, or set a mirror in bundle_mirrors",
         )
 
 
@@ -281,7 +281,7 @@ def main() -> None:
 
 
 def _fill(given: dict, wanted: dict, made: Plan, module: AnsibleModule) -> list:
-    """Put into the folder what the plan says. Returns the changes."""
+    """Carry out the plan in the folder. Returns the changes."""
     folder, mirrors, run, done = given["folder"], given["mirrors"], module.run_command, []
     rows = {row["path"]: row for row in every_row(wanted)}
     if {"copy", "build"} & {change.action for change in made.changes} and not module.get_bin_path("skopeo"):
@@ -298,7 +298,7 @@ def _fill(given: dict, wanted: dict, made: Plan, module: AnsibleModule) -> list:
 
 
 def _plugin_images(given: dict) -> list[dict]:
-    """Rows of the device plugin's image, each with the digest of what it is made of."""
+    """Rows of the device plugin's image, each with the digest of its parts."""
     wanted = given["plugin_image"]
     if not wanted:
         return []

@@ -10,8 +10,8 @@ short_description: Read what a cluster provides to pods, and what keeps a pod fr
 version_added: 0.1.0
 description:
   - Reads nodes, networks, and their DaemonSets and ConfigMaps in one kubectl call.
-  - With O(dra) it reads instead what the cluster can do with DRA. The API server drops the fields of a feature gate
-    that is off without a word, so two objects are applied as a dry run.
+  - With O(dra) it reads instead what the cluster can do with DRA. The API server silently drops the fields of a feature
+    gate that is off, so two objects are applied as a dry run.
   - With O(pod) it reads the pod, its events and its networks too, and probes it with C(kubectl exec). In check mode it
     does not, because that runs a script in the pod.
   - Runs where O(kubectl) runs, the first server.
@@ -22,7 +22,7 @@ options:
   dra: {description: Whether to read what the cluster can do with DRA., type: bool, default: false}
   kubectl: {description: The command as a list of words., type: list, elements: str, default: [k3s, kubectl]}
   api_seconds:
-    description: For how long an API server that gives no answer is asked again before it is named.
+    description: For how long an API server that does not answer is asked again before it is reported.
     type: int
     default: 60
 """
@@ -50,9 +50,9 @@ cluster:
   returned: success
   type: dict
 dra:
-  description: C(version) of Kubernetes; C(served), whether C(resource.k8s.io/v1) is; C(gates), for each feature gate
-    whether the API server keeps its fields; C(nodes), by name with C(kubelet), C(runtime) and C(system_uuid). Null
-    where no API server responds.
+  description: C(version) of Kubernetes; C(served), whether C(resource.k8s.io/v1) is served; C(gates), for each feature
+    gate whether the API server keeps its fields; C(nodes), by name with C(kubelet), C(runtime) and C(system_uuid).
+    Null if no API server responds.
   returned: with O(dra)
   type: dict
 pod:

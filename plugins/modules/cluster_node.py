@@ -13,11 +13,11 @@ description:
     plugin has published.
   - Pods of DaemonSets stay; V(emptyDir) volumes are deleted.
   - Sets the annotation C(rdma.gpufabric.io/cordoned-for-driver) on nodes that it cordons, in the same patch and as
-    field manager C(gpufabric.rdma), and only uncordons nodes that have both. So the next run picks up one that failed
-    in between, and a node that someone else has cordoned stays cordoned, also where that followed an uncordon by hand.
+    field manager C(gpufabric.rdma), and only uncordons nodes that have both. So the next run completes one that failed
+    in between, and a node that someone else cordoned stays cordoned, even after an uncordon by hand.
   - An annotation that outlived its cordon is removed.
   - If a disruption budget forbids an eviction, it is retried until O(timeout_seconds) have passed; then the module
-    fails and names the pods. The node stays cordoned.
+    fails and lists the pods. The node stays cordoned.
   - Runs where O(kubectl) runs; for O(state=settled) that is a server of the cluster.
 extends_documentation_fragment: [gpufabric.rdma.changing]
 author: The gpufabric founders (@gpufabric)
@@ -26,19 +26,19 @@ options:
   state:
     description:
       - V(settled) waits until the kubelet of each server reports and the etcd inside k3s has a leader and all its
-        members, and fails with what is missing when the time is over. Of a cluster with another datastore only the
-        nodes are asked. So it says whether the cluster can spare the node, and afterwards whether it has it back.
+        members, and fails with what is missing when the time is up. With another datastore only the nodes are
+        checked. It tells whether the cluster can spare the node, and afterwards whether the node is back.
       - V(drained) cordons the node and evicts its pods.
       - V(uncordoned) uncordons the node if this module has cordoned it.
-      - V(withdrawn) deletes the ResourceSlices of driver C(rdma.gpufabric.io) that are of the node, once its RDMA
-        plugin no longer runs; the scheduler gives out what they list for as long as they exist. An API server that does
-        not respond is not verified, and not a failure.
+      - V(withdrawn) deletes the node's ResourceSlices of driver C(rdma.gpufabric.io) once its RDMA plugin no longer
+        runs; the scheduler allocates what they list as long as they exist. An API server that does not respond is
+        not verified, and not a failure.
     type: str
     choices: [settled, drained, uncordoned, withdrawn]
     required: true
   left_boot:
-    description: For O(state=settled), the boot that the node is to have left, as
-      RV(gpufabric.rdma.node_facts#module:reboot) named it.
+    description: For O(state=settled), the boot that the node must have left, as
+      RV(gpufabric.rdma.node_facts#module:reboot) reported it.
     type: str
     default: ""
   ready: {description: 'For O(state=settled), whether the node has to be Ready.', type: bool, default: false}
@@ -53,7 +53,7 @@ options:
     type: int
     default: 120
   root:
-    description: Root directory of the server, where O(state=settled) reads what its etcd listens at.
+    description: Root directory of the server, where O(state=settled) reads the addresses of its etcd.
     type: path
     default: /
 seealso:

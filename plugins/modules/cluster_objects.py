@@ -50,7 +50,7 @@ options:
     description:
       - What to do with an object that exists but was never applied by this module, or with fields owned by another
         manager.
-      - If not set, the module fails before any change and names manager and fields; V(true) takes them over; V(false)
+      - If not set, the module fails before any change and reports manager and fields; V(true) takes them over; V(false)
         leaves the object unchanged and reports it.
       - Fields changed by hand (C(kubectl edit), C(patch), C(label) and the like) are reverted unless this is
         V(false), because nothing would set them again. C(kubectl apply) is declarative, so it counts as a manager.
@@ -70,20 +70,20 @@ options:
     type: bool
     default: false
   bundle:
-    description: The bundle folder (C(k3s_bundle_dir)), or empty. Each image of O(objects) that it does not bring gets
-      the digest of lock/artifacts.yml; one that the lock does not have stays as it is.
+    description: The bundle folder (C(k3s_bundle_dir)), or empty. Each image of O(objects) that it does not contain gets
+      the digest of lock/artifacts.yml; an image that is not in the lock stays unchanged.
     type: path
   folder:
     description:
       - Only write O(rendered) into this folder of the controller, one directory per role, one YAML file per object and
         a C(kustomization.yaml) in each directory, so that C(kubectl apply -k), Flux or Argo CD can apply them.
       - Each file starts with a header line. Files with it that are no longer wanted are removed; files without it stay,
-        and one at a path to be written stops the run before anything is written. Git's own data is left alone.
+        and such a file at a path to be written stops the run before anything is written. Git's own data is left alone.
     type: path
   rendered: {description: 'For O(folder), RV(rendered) of each role. The roles are listed in this order.', type: dict}
   tokens:
-    description: In place of O(objects), service accounts whose tokens to return in RV(tokens). One is created for each
-      account that has none, and is valid as long as the account exists.
+    description: Instead of O(objects), service accounts whose tokens RV(tokens) returns. An account without a token
+      gets one, which is valid as long as the account exists.
     type: dict
     suboptions:
       namespace: {description: Their namespace., type: str, required: true}
@@ -95,7 +95,7 @@ options:
     elements: str
     default: [k3s, kubectl]
   api_timeout_seconds:
-    description: How long to wait for an API server that does not respond, counted anew for each outage, and for
+    description: How long to wait for an API server that does not respond, counted again for each outage, and for
       O(tokens). Check mode does not wait.
     type: int
     default: 120
@@ -107,7 +107,7 @@ options:
     default: []
     suboptions: &wait
       resource:
-        description: Type and name, such as V(daemonset/kube-flannel-ds); a type alone, such as V(nodes), means all.
+        description: Type and name, such as V(daemonset/kube-flannel-ds); a type, such as V(nodes), means all of them.
           Several names are separated by spaces.
         type: str
         required: true
@@ -124,13 +124,13 @@ options:
         default: false
   wait_later:
     description: Whether to wait only for what comes O(wait[].first), and to leave the rest to a later task. RV(pending)
-      says what that is.
+      lists the rest.
     type: bool
     default: false
   parts:
     description:
-      - In place of O(objects), several sets of them. Each is the RV(part) that a task with O(render) has returned, and
-        stands for what that task would do.
+      - Instead of O(objects), several sets of them. Each is the RV(part) that a task with O(render) has returned, and
+        replaces that task.
       - All problems of all parts are found before the first change.
     type: list
     elements: dict
@@ -209,7 +209,7 @@ part:
   returned: when O(render) is true
   type: dict
 pending:
-  description: Items of O(wait) that are not met yet, for a later task. Without O(wait_later) there is none.
+  description: Items of O(wait) that are not met yet, for a later task. Empty without O(wait_later).
   returned: success, when O(render) is false
   type: list
   elements: dict
@@ -247,7 +247,7 @@ PRUNE_TYPES = (
 # Time limit of one call: many objects on a busy server.
 _CALL_SECONDS = 300
 _READS = 3
-# What kubectl says of a kind whose definition is not installed yet.
+# What kubectl reports for a kind whose definition is not installed yet.
 _MISSING_KIND = re.compile(r'no matches for kind "([^"]+)" in version "([^"]+)"')
 _STAYS = "fix what the message reports and run again; objects already applied stay and are not applied twice"
 
@@ -296,7 +296,7 @@ class Cluster:
             missing |= absent
 
     def _predict(self, state: dict, asked: list, force: bool, revert_edits: bool) -> None:
-        """What the server would make of each object. One call; where it is rejected, one for each half.
+        """Each object as the server would store it. One call; if it is rejected, one for each half.
 
         revert_edits: whether to predict, and later apply, the wanted values of fields changed by hand.
         """

@@ -11,7 +11,7 @@ version_added: 0.1.0
 description:
   - Reads what containerd really uses (its directories and C(max_conf_num)), the configurations in order of precedence,
     the plugins and IPAM plugins that they and O(networks) name, leftovers of interrupted writes, Multus' socket, and
-    the kernel settings of the pod network. Changes nothing and does not fail for what it finds.
+    the kernel settings of the pod network. Changes nothing and does not fail on findings.
   - Also lints the objects that run Flannel and Multus, if given.
 extends_documentation_fragment: [gpufabric.rdma.reading]
 author: The gpufabric founders (@gpufabric)
@@ -30,7 +30,7 @@ options:
     elements: dict
     default: []
     suboptions:
-      name: {description: How the network is named in a finding., type: str, required: true}
+      name: {description: Name of the network in findings., type: str, required: true}
       config: {description: 'Its configuration, JSON.', type: str, required: true}
   health_port: {description: "TCP port of Flannel's health endpoint, V(0) for none.", type: int, default: 0}
   objects:

@@ -14,7 +14,7 @@ description:
   - Each program is written to a temporary file, checked again and renamed, so that a running plugin is never
     incomplete.
   - Plugins that are not listed and were not installed by an earlier run are left alone.
-  - A converged node costs one call and no transfer, with O(sources) no request.
+  - A converged node costs one call and no transfer, and with O(sources) no request.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
 author: The gpufabric founders (@gpufabric)
 options:
@@ -41,7 +41,7 @@ options:
     description:
       - Where the node fetches the archives itself, instead of getting its programs from the controller. Each is
         compared with its C(sha256), or a C(program) of an image with the C(digest), and each program with O(binaries).
-      - Rows as the lock has them, with C(name), C(path), C(architecture) and C(url), or C(reference).
+      - Rows of the lock, with C(name), C(path), C(architecture) and C(url), or C(reference).
     type: list
     elements: dict
     default: []
@@ -99,7 +99,7 @@ def apply(changes, root: str, binaries: list, staged: str, sources: list):
 
 
 def archives(names: list, staged: str, sources: list, folder: str) -> list:
-    """The files that have these plugins; those that nobody has sent are fetched into the folder."""
+    """The files with these plugins; those that were not sent are fetched into the folder."""
     if not names or not sources:
         return [os.path.join(staged, planner.ARCHIVE)] if names else []
     wanted = planner.holding(names, sources)

@@ -13,7 +13,7 @@ description:
     unit, and starts it. A second run with the same options changes and restarts nothing.
   - Restarts the service when code, libraries or unit have changed. A changed config is read by the running plugin.
   - Looks for other plugins that serve one of the same resources, above all the Go plugin C(k8s-rdma-shared-dp), and
-    installs nothing beside them. O(migrate_allowed) decides what to do about them.
+    installs nothing next to them. O(migrate_allowed) decides what to do about them.
   - The action plugin of the same name runs on the controller. It builds the code file, checks the config with the
     plugin's own C(check-config), sends what the node lacks, and sets O(code_sha256), O(wheels) and O(staged).
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
@@ -22,8 +22,8 @@ options:
   state:
     description:
       - V(absent) stops the service and removes all its files.
-      - V(sole), where O(kubectl) runs, finds the DaemonSets of the cluster that run C(k8s-rdma-shared-dp), whatever
-        their name, and deletes them with their pods on consent. A plugin that stops after the new one has started would
+      - V(sole), where O(kubectl) runs, finds the DaemonSets of the cluster that run C(k8s-rdma-shared-dp), under any
+        name, and deletes them with their pods on consent. A plugin that stops after the new one has started would
         delete the new one's socket. One managed by an operator is a finding and is left alone, because the operator
         would recreate it.
     type: str
@@ -39,17 +39,17 @@ options:
     default: ""
   kubelet_root: {description: The kubelet's C(--root-dir)., type: str, default: /var/lib/kubelet}
   api:
-    description: By which API the plugin serves; the config is checked for it.
+    description: The API that the plugin serves by; the config is checked for it.
     type: str
     choices: [device-plugin, dra, both]
     default: device-plugin
   api_server:
     description: For a plugin that serves over DRA, how it reaches the API server. Without it the plugin has no
-      kubeconfig, and one of an earlier run is removed, with the token beside it.
+      kubeconfig, and one of an earlier run is removed, with its token.
     type: dict
     suboptions:
       kubeconfig:
-        description: The kubelet's own kubeconfig; its server and the CA of it are taken, and no credential.
+        description: The kubelet's own kubeconfig; its server and that server's CA are used, but no credential.
         type: path
         required: true
       server: {description: "URL of the API server, if not the kubelet's.", type: str, default: ""}
@@ -62,7 +62,7 @@ options:
     type: bool
   replaced:
     description: For V(sole), namespace and name, as V(kube-system/rdma-shared-dp-ds), of the DaemonSet that will be
-      applied. One of this name is left to be replaced. Empty when none is wanted.
+      applied. It is left for the new one to replace. Empty when none is wanted.
     type: str
     default: ""
   kubectl: {description: 'For V(sole), the kubectl command.', type: list, elements: str, default: [k3s, kubectl]}

@@ -43,21 +43,21 @@ options:
       url: {description: Address of the flat repository., type: str}
       key: {description: 'The public key that signs it, armored.', type: str}
       fingerprints:
-        description: The fingerprints that are accepted. A key file that C(gpg) reads as anything but one such key is
-          refused. The node gets the key as C(gpg) exports it.
+        description: The fingerprints that are accepted. A key file in which C(gpg) finds anything except one such key
+          is refused. The node gets the key as C(gpg) exports it.
         type: list
         elements: str
         default: []
       key_sha256: {description: 'SHA-256 of the key file, for a node without C(gpg).', type: str}
       known_keys:
-        description: Keys that the lock names for the stack, each with C(id), C(fingerprint), C(release) and
+        description: Keys that the lock lists for the stack, each with C(id), C(fingerprint), C(release) and
           C(stated_by), for the message about a key that is not accepted.
         type: list
         elements: dict
         default: []
       trusted:
         description:
-          - Whether the repository came out of a package whose SHA-256 was verified, which stands for a signature.
+          - Whether the repository came out of a package whose SHA-256 was verified, which replaces a signature.
         type: bool
         default: false
       label:
@@ -73,7 +73,7 @@ options:
   downgrade_allowed: {description: Whether an older version may replace a newer one., type: bool}
   nvidia_rebuild_allowed:
     description: Whether DKMS may rebuild a closed NVIDIA driver whose C(nvidia_peermem) was built against another RDMA
-      stack. V(false) names the command. If not set, the module stops with an explanation.
+      stack. V(false) reports the command. If not set, the module stops with an explanation.
     type: bool
   hold_kernel:
     description: Whether to hold the kernel packages, so that no upgrade installs a kernel without the driver. If not

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: driver_reload
-short_description: Replace the loaded HCA driver with the one on disk, or tell what that takes
+short_description: Replace the loaded HCA driver with the one on disk, or report what that takes
 version_added: 0.1.0
 description:
   - A reload unloads the modules of the stack, loads those on disk, and restores MTU, state and addresses of interfaces
@@ -31,7 +31,7 @@ options:
       Without it only the difference between memory and disk counts.
     type: str
   activation:
-    description: For V(planned). V(auto) prefers a reload and reboots where a reload is ruled out.
+    description: For V(planned). V(auto) prefers a reload and reboots if a reload is ruled out.
     type: str
     choices: [auto, reload, reboot]
     default: auto
@@ -39,8 +39,8 @@ options:
   reload_allowed:
     description:
       - Whether the driver may be reloaded.
-      - For V(restored), whether what a reload of this boot has lost is restored. Without a value it fails where there
-        is anything, check mode aside. What was recorded before the last boot is removed.
+      - For V(restored), whether to restore what a reload of this boot has lost. Without a value it fails if there is
+        anything, except in check mode. Records from before the last boot are removed.
     type: bool
   drain_allowed: {description: Whether pods may be drained from the node., type: bool}
   rename_allowed:
@@ -112,8 +112,8 @@ changes:
   type: list
   elements: dict
 findings:
-  description: Why a reload, a reboot or the change itself is ruled out, including reasons that did not decide, or why
-    the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+  description: Why a reload, a reboot or the change itself is ruled out, including reasons that were not decisive, or
+    why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict

@@ -11,8 +11,8 @@ version_added: 0.1.0
 description:
   - Runs the rounds of M(gpufabric.rdma.plan), C(rping) and C(ib_write_bw), in a process that outlives the call,
     so that all nodes send at the same time.
-  - Asks too whether ports of other nodes can be reached. What lies between the nodes is in the answer, a switch or a
-    cloud's security group as well as a firewall.
+  - Also asks whether ports of other nodes are reachable. The answer covers everything between the nodes, such as a
+    switch, a firewall or a cloud's security group.
   - Makes no permanent change. The process exits on its own; V(finished) or V(absent) removes its files.
 author: The gpufabric founders (@gpufabric)
 attributes:
@@ -27,13 +27,13 @@ attributes:
 options:
   state:
     description:
-      - V(read) looks whether the node can take part, that is for C(ib_write_bw), for processes that use an HCA, and
+      - V(read) checks whether the node can take part. It looks for C(ib_write_bw), for processes that use an HCA, and
         for the CPU frequency governors.
       - V(started) starts O(rounds) and returns at once.
       - V(finished) waits for the end of the rounds and returns their results.
       - V(absent) stops the rounds at once.
-      - V(probed), in check mode too, ends O(stop), listens at the ports of O(listen) that nothing uses, in a process
-        that outlives the call and ends by itself, and then asks O(ask).
+      - V(probed), in check mode too, ends O(stop), listens on the free ports of O(listen), in a process that outlives
+        the call and exits on its own, and then asks O(ask).
     type: str
     required: true
     choices: [read, started, finished, absent, probed]
@@ -57,7 +57,7 @@ options:
     default: []
   ask:
     description: For V(probed), what to ask, all at the same time, each with C(protocol) (V(tcp), V(udp) or V(ping)),
-      C(address) and C(port). All further keys are returned as they are.
+      C(address) and C(port). Other keys are returned unchanged.
     type: list
     elements: dict
     default: []
@@ -72,7 +72,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: See whether the node can take part
+- name: Check whether the node can take part
   gpufabric.rdma.fabric_tests:
     state: read
     hcas: "{{ ansible_facts['rdma']['hcas'] }}"
@@ -130,7 +130,7 @@ listener:
   returned: O(state=probed)
   type: dict
 deaf:
-  description: Why nothing can listen, by port and protocol. A port that is in use is none of them.
+  description: Why nothing can listen, by port and protocol, without ports that are in use.
   returned: O(state=probed)
   type: dict
 answers:
@@ -152,7 +152,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import rou
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, counters
 
 STATES = ["read", "started", "finished", "absent", "probed"]
-# Seconds to wait for answers of ports.
+# Seconds to wait for answers from ports.
 PATIENCE = 4
 
 

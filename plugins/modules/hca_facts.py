@@ -9,12 +9,12 @@ module: hca_facts
 short_description: Gather RDMA facts of a node
 version_added: 0.1.0
 description:
-  - Returns one dictionary, C(ansible_facts.rdma), with HCAs, their ports, interfaces and PCI places, GPUs and their
+  - Returns one dictionary, C(ansible_facts.rdma), with HCAs, their ports, interfaces and PCI locations, GPUs and their
     distance, rails, the RDMA subsystem, the driver, kernel modules and limits.
   - Reads files only. It starts no process on a Debian node, loads no kernel module, sends nothing over netlink and
     changes nothing.
-  - On other systems at most two commands run, C(rpm -qa) where an rpm database exists and C(modinfo) for a module that
-    is compressed with zstd. IPv4 addresses come from the ioctl that C(ifconfig) uses.
+  - On other systems it runs at most two commands, C(rpm -qa) if an rpm database exists and C(modinfo) for a module
+    that is compressed with zstd. IPv4 addresses come from the ioctl that C(ifconfig) uses.
   - What cannot be known is the text C(unknown) followed by the reason; what does not apply is null.
 attributes:
   facts:
@@ -32,8 +32,8 @@ options:
     default: /
   gather_subset:
     description:
-      - Parts to gather. V(!gids) leaves out the GID tables, which are most of the files on a node with many HCAs.
-      - V(hcas) brings C(cards_without_rdma) along, V(pci) is that and C(gpus), V(gpudirect) brings C(pcie).
+      - Parts to gather. V(!gids) leaves out the GID tables, the bulk of the files on a node with many HCAs.
+      - V(hcas) includes C(cards_without_rdma), V(pci) is that and C(gpus), V(gpudirect) includes C(pcie).
       - A part that was not requested is absent from the facts. C(schema), C(node), C(virtualization),
         C(unfinished) and C(reboot_reasons) are always present, the last one as far as the gathered parts allow.
     type: list
@@ -69,7 +69,7 @@ options:
       - "!gids"
   capture:
     description:
-      - Return in RV(fixture), in place of the facts, every file, link and answer that they come from.
+      - Return in RV(fixture), instead of the facts, every file, link and answer that they come from.
       - GUIDs, MACs, GIDs, IP addresses, UUIDs (boot id, disks, GPUs, pods), container ids and the machine's name are
         replaced. The same original gives the same replacement, so that a MAC and its EUI-64 GID, or an address and its
         subnet, still belong together. Commands and variables of systemd units, other packages and other kernel modules
@@ -121,7 +121,7 @@ EXAMPLES = r"""
     capture: {name: h100-rack-7}
   register: captured
 
-- name: Write the capture beside the playbook
+- name: Write the capture next to the playbook
   gpufabric.rdma.report:
     kind: capture
     fixture: "{{ captured.fixture }}"
@@ -185,11 +185,11 @@ ansible_facts:
                 subsystem_device: {description: 'Id of the board, hexadecimal.', type: str}
                 model: {description: Name of the model., type: str}
                 driver: {description: 'The bound driver, or null.', type: str}
-                numa_node: {description: 'NUMA node, C(-1) when the firmware names none.', type: int}
+                numa_node: {description: 'NUMA node, C(-1) when the firmware reports none.', type: int}
                 local_cpus: {description: 'CPUs near it, such as C(0-71).', type: str}
                 path:
-                  description: Its place in the PCI tree, as the host bridge (C(pci0000:17)), the bridges below it and
-                    the function itself; empty where that cannot be seen.
+                  description: Its location in the PCI tree, as the host bridge (C(pci0000:17)), the bridges below it
+                    and the function itself; empty if it cannot be read.
                   type: list
                   elements: str
                 link:
@@ -210,14 +210,14 @@ ansible_facts:
               description: Names below C(/dev/infiniband). C(uverbs) is one name or null, C(umad) and C(issm) are lists.
               type: dict
             netdevs:
-              description: Its network interfaces, and the bond over them where there is one.
+              description: Its network interfaces, and the bond over them if there is one.
               type: list
               elements: dict
               contains:
                 name: {description: Name., type: str}
                 mac: {description: Hardware address., type: str}
                 mtu: {description: MTU in bytes., type: int}
-                operstate: {description: State as the kernel names it., type: str}
+                operstate: {description: State as the kernel reports it., type: str}
                 carrier:
                   description: Whether there is a link. Null while the interface is administratively down.
                   type: bool
@@ -257,10 +257,10 @@ ansible_facts:
                 lid: {description: 'LID, 0 on Ethernet.', type: int}
                 sm_lid: {description: 'LID of the subnet manager, 0 when there is none.', type: int}
                 active_mtu:
-                  description: On Ethernet the RDMA MTU in bytes that fits into the interface's MTU. On InfiniBand it
-                    needs verbs, and this says so.
+                  description: On Ethernet the RDMA MTU in bytes that fits into the interface's MTU. On InfiniBand a
+                    text which says that reading it takes verbs.
                   type: raw
-                max_mtu: {description: 'Needs verbs, and this says so.', type: str}
+                max_mtu: {description: 'A text which says that reading it takes verbs.', type: str}
                 netdev:
                   description: Its network interface (the bond where its interfaces are bonded), or null.
                   type: str
@@ -288,7 +288,7 @@ ansible_facts:
             model: {description: Name of the model., type: str}
             driver: {description: 'The bound driver, or null.', type: str}
             numa_node: {description: NUMA node., type: int}
-            path: {description: 'Its place in the PCI tree, as for C(gpus).', type: list, elements: str}
+            path: {description: 'Its location in the PCI tree, as for C(gpus).', type: list, elements: str}
             netdevs: {description: Names of its network interfaces., type: list, elements: str}
             reason: {description: Why there is no RDMA device., type: str}
             next_step: {description: What to do about it., type: str}
@@ -307,8 +307,8 @@ ansible_facts:
             numa_node: {description: NUMA node., type: int}
             local_cpus: {description: CPUs near it., type: str}
             path:
-              description: Its place in the PCI tree, as the host bridge, the bridges below it and the function itself;
-                empty where that cannot be seen.
+              description: Its location in the PCI tree, as the host bridge, the bridges below it and the function
+                itself; empty if it cannot be read.
               type: list
               elements: str
         rails:
@@ -326,7 +326,7 @@ ansible_facts:
             distance: {description: 'Distance to that GPU, or null.', type: str}
             data_direct:
               description: PCI address of the Data Direct function through which the card reaches its GPU, null without
-                one; a string beginning with C(unknown) where the card may have one that nothing ties to it.
+                one; a string beginning with C(unknown) if the card may have one that nothing links to it.
               type: str
             card:
               description: System image GUID of the card; rails with the same one share it (Socket Direct, two ports).
@@ -335,8 +335,8 @@ ansible_facts:
             lacks: {description: 'Which evidence of a rail a named one lacks, or null.', type: str}
         shared_subnets:
           description:
-            - Subnets of more than one rail, each with C(network) and its C(rails). By default Linux sends through one
-              rail of them only.
+            - Subnets of more than one rail, each with C(network) and its C(rails). By default Linux sends through only
+              one of these rails.
             - A rail has C(index), C(netdev), C(pci), C(mac), C(management), C(address), what takes effect of
               C(arp_ignore) and C(arp_announce), and C(leaves_by), the interface that the address is sent from.
           type: list
@@ -350,18 +350,18 @@ ansible_facts:
               of each DSCP), C(pfc) (C(priorities), C(capable), C(delay)), C(ets) (C(classes), C(bandwidth),
               C(schedulers)), C(buffers) (C(of), C(bytes)), C(dcbx) (host or firmware), C(pause) (C(rx), C(tx)), and
               C(ecn), the priorities with congestion control at receiver (C(np)) and sender (C(rp)), which only MOFED
-              tells.
-            - Null is what the driver does not let anybody set, a text is what cannot be known.
+              reports.
+            - Null stands for a setting that the driver does not offer, a text for one that cannot be known.
           type: dict
           returned: with subset rails
         not_rails:
-          description: What is no rail. Each port of an HCA that is none, cards and GPUs that leave a number empty, and
-            names without an HCA.
+          description: Everything that is not a rail, that is ports of HCAs, cards and GPUs that leave a number empty,
+            and names without an HCA.
           type: list
           elements: dict
           returned: with subset rails
           contains:
-            hca: {description: Name of the HCA; null where there is none., type: str}
+            hca: {description: Name of the HCA; null if there is none., type: str}
             port: {description: 'Port of the HCA, or null.', type: int}
             pci: {description: 'PCI address, or null.', type: str}
             index: {description: 'The number that stays empty because of it, or null.', type: int}
@@ -415,7 +415,7 @@ ansible_facts:
         gpudirect:
           description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict), C(action),
             C(peermem_loadable) (nvidia_peermem is needed, not loaded, and nothing on disk keeps it from loading),
-            C(not_verified) (what may still keep dma-buf from working, a sentence each) and C(evidence) (null
+            C(not_verified) (what may still keep dma-buf from working, one sentence each) and C(evidence) (null
             without an NVIDIA GPU).
           type: dict
           returned: with subset gpudirect
@@ -471,7 +471,7 @@ ansible_facts:
           type: dict
           returned: with subset owned_files
         unfinished:
-          description: What a run has begun on the node and no run has ended yet, C(driver_reload) and C(reboot).
+          description: What a run began on the node and no run has finished yet, C(driver_reload) and C(reboot).
           type: list
           elements: str
           returned: always

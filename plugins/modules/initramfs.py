@@ -10,17 +10,17 @@ short_description: Rebuild initramfs images that contain an older copy of a modp
 version_added: 0.1.0
 description:
   - C(ib_core) and C(mlx5_core) are often loaded from the initramfs, with the options it holds. An image that is not
-    newer than a source is built again, with C(update-initramfs) or C(dracut); a node without either has nothing to
-    refresh.
-  - An image is built beside the old one and renamed when complete, so a full C(/boot) does no harm.
+    newer than a source is built again, with C(update-initramfs) or C(dracut); a node without either has nothing
+    to rebuild.
+  - An image is built next to the old one and renamed when complete, so a full C(/boot) does no harm.
   - File ages decide, so the next run completes one that failed midway.
   - The C(dracut) path is tested against captured trees only.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
 author: The gpufabric founders (@gpufabric)
 options:
   sources:
-    description: Files that the images contain. For a missing file the modification time of its directory counts, which
-      is that of its removal or later.
+    description: Files that the images contain. For a missing file the modification time of its directory counts,
+      which is the time of its removal or later.
     type: list
     elements: path
     default: [/etc/modprobe.d/zz-gpufabric-rdma.conf]
@@ -74,7 +74,7 @@ def apply(changes, facts: dict, run):
     for change in changes:
         image, kernel = change.object, kernels[change.object]
         if generator == "dracut":
-            # It copies to its output, and removes what is there when that fails.
+            # It copies to its output, and removes the output when that fails.
             with built_beside(image) as beside:
                 _build(change, command(generator, beside, kernel), beside, run)
         else:
@@ -89,9 +89,9 @@ def _build(change, argv, output: str, run) -> None:
     if code or not size:
         said = f": {(error or out).strip()[-500:]}" if code else " and left an empty file or none"
         left = (
-            "the image is still the old one"
+            "the old image is still in place"
             if _size(change.object)
-            else "there is no image now, and the node must not be rebooted before there is one"
+            else "there is no image now: do not reboot the node before there is one"
         )
         raise Refused.because(
             change.object,

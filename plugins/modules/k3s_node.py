@@ -75,12 +75,12 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
 _ANSWER_SECONDS = 30
 _POLL_SECONDS = 2
-# After so many restarts by systemd, k3s will not come up on its own.
+# After this many restarts by systemd, k3s will not come up on its own.
 _GIVE_UP_AFTER = 5
 
 
 class Node:
-    """A node to change: files below a root; systemd and k3s only on the live one."""
+    """A node to change: files below a root; systemd and k3s only on the live node."""
 
     def __init__(self, root, wanted, token, run, limit, kubectl=None, clock=time):
         self.seconds = 0.0
@@ -134,7 +134,7 @@ class Node:
             write(f"{path}.before-gpufabric-rdma", content, 0o600)  # it may hold a token
 
     def _start(self, action: str) -> None:
-        """Start or restart the service, and await it."""
+        """Start or restart the service, and wait for it."""
         began, restarts, obj = self._clock.monotonic(), None, f"service {self._service}"
         # --no-block: an agent without its server would block systemctl forever.
         units.systemctl(self._run, obj, action, "--no-block", self._service)

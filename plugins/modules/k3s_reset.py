@@ -13,22 +13,22 @@ description:
     firewall rules and files that they created, in this order.
   - Removes files by name or by our header line, never a shared folder; a CNI plugin is removed only if it is still the
     one we installed. RV(notes) lists what remains, and why.
-  - Mounts, network namespaces, addresses and rules go where they belong to a container of this cluster's containerd. No
+  - Removes mounts, network namespaces, addresses and rules that belong to a container of this cluster's containerd. No
     link is followed and no other file system entered; a folder that is a mount point is emptied and stays mounted.
-  - Refuses a node with another Kubernetes, a folder behind a link, and one that others have mounted something in.
+  - Refuses a node with another Kubernetes, a folder behind a link, and a folder with a foreign mount in it.
   - Unloads no kernel module and never flushes a firewall table.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
 options:
   allowed:
-    description: Whether the node's part of the cluster may go. Without a value it fails and names what would go, where
-      there is anything; C(false) only says so, as check mode does.
+    description: Whether the node's part of the cluster may be removed. Without a value it fails if there is anything,
+      and lists what would go; C(false) only reports it, as check mode does.
     type: bool
   volumes:
     description: Whether the local volumes of pods, below C(/var/lib/rancher/k3s/storage), go too. Without a value it
-      fails where there are any.
+      fails if there are any.
     type: bool
   ask:
-    description: Whether an O(allowed) or O(volumes) without a value is refused. Not set, check mode does not ask.
+    description: Whether O(allowed) or O(volumes) without a value is refused. If not set, check mode does not refuse it.
     type: bool
   networks_directory:
     description: Where the node's configurations of attached networks are.
@@ -64,7 +64,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state a
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 KILL_SECONDS = 10
-# Made with a file system, and never removed: its check puts there what it finds.
+# Made with a file system and never removed: fsck puts there what it finds.
 FILE_SYSTEM = "lost+found"
 
 
@@ -72,7 +72,7 @@ class Node:
     def __init__(self, root, run, sleep=time.sleep, volumes=True, networks=planner.NETWORKS):
         self.root, self._run, self._sleep = os.path.realpath(root), run, sleep
         self._volumes, self._networks = volumes, networks
-        # What proves that something is ours, kept for when the folders are gone in which it stood.
+        # The proof that something is ours, kept for when its folders are gone.
         self._containers: set[str] = set()
         self._netns: set[str] = set()
         self._attached: set[str] = set()
@@ -101,7 +101,7 @@ class Node:
             "netns": [name for name in netns if name in self._netns],
             "rules": rules,
             "unread": unread,
-            # What CNI plugins remember goes first: our files prove whose it is, to a later run too.
+            # The records of CNI plugins go first: our files prove whose they are, to a later run too.
             "files": [*placed, *files],
             "folders": folders,
             "foreign": foreign,
@@ -130,7 +130,7 @@ class Node:
         return bool(set(tree.listdir(path)) - kept) if kept else tree.exists(path)
 
     def _mounted_in(self, path: str, points: list[str]) -> list[str]:
-        """Mount points in a folder that no container of ours has made."""
+        """Mount points in a folder that none of our containers made."""
         kept = [f"{path}/{name}" for name in self._kept(path)]
         return [
             point
@@ -165,7 +165,7 @@ class Node:
         return sorted(running, key=lambda name: (not name.startswith("k3s"), name))
 
     def _files(self, tree: Tree) -> tuple[list[str], list[str]]:
-        """Our files, and foreign ones beside them."""
+        """Our files, and foreign ones next to them."""
         own = [path for path in planner.FILES if tree.exists(path)]
         foreign = []
         for path in (k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES):
@@ -184,7 +184,7 @@ class Node:
         foreign += [
             f"{self._networks}/{name}" for name in tree.listdir(self._networks) if not name.startswith(planner.ATTACHED)
         ]
-        # What containers were given by the device plugin and over DRA; other vendors' specs stay.
+        # What the device plugin and DRA gave to containers; other vendors' specs stay.
         own += [f"{planner.CDI}/{name}" for name in tree.listdir(planner.CDI) if name.startswith(planner.CLAIMED)]
         placed, kept = self._plugins(tree)
         others = tree.listdir("/etc/cni/net.d")
@@ -204,7 +204,7 @@ class Node:
         return placed + ([planner.CNI_RECORD] if tree.exists(planner.CNI_RECORD) else []), kept
 
     def _links(self, tree: Tree) -> tuple[list[str], list[str]]:
-        """Links of ours, and what else has one of their names."""
+        """Our links, and anything else with one of their names."""
         ours, others = [], []
         subnets = re.findall(r"^FLANNEL_(?:IPV6_)?SUBNET=(\S+)", tree.read(planner.SUBNET) or "", re.MULTILINE)
         for name in sorted(os.listdir("/sys/class/net")):
@@ -221,7 +221,7 @@ class Node:
         return {ipaddress.ip_interface(text) for text in re.findall(r" inet6? (\S+)", out)}
 
     def _rules(self) -> tuple[dict[str, int], list[str]]:
-        """How many rules of ours each program shows, and why others could not be asked."""
+        """How many of our rules each program shows, and why others could not be asked."""
         counts, unread = {}, []
         for program in self._firewalls():
             try:
@@ -234,7 +234,7 @@ class Node:
         return counts, unread
 
     def _firewalls(self) -> list[str]:
-        """The programs to read rules with: what the node has of iptables, or nft where it has none of it."""
+        """The programs to read rules with: the node's iptables programs, or nft if it has none."""
         there = []
         for family in programs.FIREWALLS:
             names = [f"{family}{backend}" for backend in programs.BACKENDS]
@@ -243,7 +243,7 @@ class Node:
         return there or [program for program in ("nft",) if _found(program)]
 
     def _read_rules(self, program: str) -> tuple[list, str]:
-        """(rules of ours, what has to be written so that they are gone)."""
+        """(our rules, the text that removes them)."""
         argv = [_found("nft"), "--json", "list", "ruleset"] if program == "nft" else [_found(f"{program}-save")]
         code, said, error = self._run(argv)
         try:
@@ -263,7 +263,7 @@ class Node:
             try:
                 os.rmdir(core_files.under(self.root, path))
             except OSError:
-                pass  # not there, or something of others in it
+                pass  # absent, or with foreign files in it
 
     def _carry_out(self, change) -> None:
         kind, name = change.object.partition(" ")[::2]
@@ -312,14 +312,14 @@ class Node:
 
 
 def _unchanged(program: str, argv: list, code: int, error: str) -> Refused:
-    """Why the rules that a program has are as they were."""
+    """Why a program's rules are unchanged."""
     seen = f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; no rule was changed"
     step = f"see {' '.join(argv)}, fix what it reports and run again"
     return Refused.because(f"rules of {program}", "foreign rules kept and ours removed", seen, step)
 
 
 def _found(program: str) -> str | None:
-    """Where a program is: the node's own, else the one that k3s brings."""
+    """Path of a program: the node's own, else the one that k3s brings."""
     return programs.found(program, programs.BUNDLED)
 
 
@@ -333,7 +333,7 @@ def containers_of(tree: Tree) -> set[str]:
 
 
 def networks_of(tree: Tree) -> set[str]:
-    """Names of the network namespaces in which containers of ours were started."""
+    """Names of the network namespaces in which our containers were started."""
     namespaces = set()
     for space in tree.listdir(planner.BUNDLES):
         for name in tree.listdir(f"{planner.BUNDLES}/{space}"):
@@ -351,9 +351,9 @@ def attached_networks(tree: Tree, folder: str) -> set[str]:
 
 
 def cni_state(tree: Tree, containers: set[str], networks: set[str]) -> tuple[list[str], list[str]]:
-    """Paths of what CNI plugins and libcni remember of our containers, and of what they remember of others.
+    """Paths of what CNI plugins and libcni recorded about our containers, and about others.
 
-    networks: names of ours. Their folders stay when the last pod has gone, with a lock and the last address given out.
+    networks: our names. Their folders stay after the last pod, with a lock and the last address handed out.
     """
     ours, others = [], []
     own = {planner.POD_NETWORK, *networks}

@@ -26,7 +26,7 @@ options:
     elements: str
     default: [mlx5_core, mlx5_ib, ib_uverbs, ib_umad, rdma_cm, rdma_ucm]
   ipoib:
-    description: Whether to include C(ib_ipoib); V(auto) does where a port is InfiniBand.
+    description: Whether to include C(ib_ipoib); V(auto) does if a port is InfiniBand.
     type: str
     choices: [auto, always, never]
     default: auto
@@ -44,7 +44,7 @@ options:
   gpu_initiated:
     description:
       - Whether the NVIDIA driver's options for GPU-initiated RDMA are written on a node with an NVIDIA GPU.
-      - They count from the next boot, which C(reboot_reasons) asks for. V(report) removes what V(write) wrote.
+      - They take effect at the next boot, which C(reboot_reasons) asks for. V(report) removes what V(write) wrote.
     type: str
     choices: [report, write]
     default: report

@@ -9,13 +9,13 @@ module: nad_lint
 short_description: Find problems in networks of pods before a pod hangs
 version_added: 0.1.0
 description:
-  - Compares NetworkAttachmentDefinitions, from a cluster or from files, or those that variables of the role
-    C(networks) make, with what was read from the nodes. Finds host-local addresses assigned twice across nodes, a
-    C(resourceName) of a shared plugin on host-device, macvlan on InfiniBand or on the interface of the default route,
+  - Compares NetworkAttachmentDefinitions, from a cluster, from files or from variables of the role C(networks), with
+    what was read from the nodes. Finds host-local addresses assigned twice across nodes, a C(resourceName)
+    of a shared plugin on host-device, macvlan on InfiniBand or on the interface of the default route,
     an MTU above that of the master, subnets that overlap with pods, services, routes of hosts or each other, resources
-    that no device plugin serves, a missing name, an odd cniVersion, address blocks and pools that do not suffice for
-    nodes and pods, exclusions and gateways elsewhere, second default routes, networks that share a record of addresses,
-    and plugins that need the netns mode exclusive. All plugins of a chain are looked at.
+    that no device plugin serves, a missing name, an odd cniVersion, address blocks and pools that are too small for
+    nodes and pods, exclusions and gateways outside of them, second default routes, networks that share a record of
+    addresses, and plugins that need the netns mode exclusive. All plugins of a chain are checked.
   - Runs on the controller, makes no remote call and changes nothing.
 requirements:
   - netaddr (the Python library, on the controller), for O(variables)
@@ -28,7 +28,7 @@ options:
     elements: dict
     default: []
   variables:
-    description: Variables C(networks_*); what they make is returned and linted in place of O(objects).
+    description: Variables C(networks_*); their objects are returned and linted instead of O(objects).
     type: dict
   nodes:
     description: The nodes, each with C(host) and as C(networks) what M(gpufabric.rdma.node_facts) returned, or with its

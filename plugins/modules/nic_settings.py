@@ -10,15 +10,15 @@ short_description: Set the RoCE settings of NICs to the switch plan, and values 
 version_added: 0.1.0
 description:
   - On the NIC of each rail over Ethernet, gives DCBX to the host, maps the DSCPs of O(traffic) to their priorities (and
-    with it trusts the DSCP), turns PFC on for the lossless priority only, and pause of the whole port off beside it.
-  - C(dcb) and C(ethtool) do it, from a unit that udev has started for the PCI address, so that a driver reload sets
-    it again.
+    with it trusts the DSCP), turns PFC on for the lossless priority only, and turns off pause of the whole port.
+  - C(dcb) and C(ethtool) do it, from a unit that udev starts for the PCI address, so a driver reload sets it
+    again.
   - Refuses a NIC that management uses. A changed PFC mask takes the link down for seconds, so it needs
     O(link_flap_allowed); an equal one is not set.
   - A NIC whose driver has no such settings, such as a virtual function, is left alone and reported.
   - Without O(traffic) the unit is removed, and the running values stay.
   - Values of O(firmware) are read with C(mstconfig) (or C(mlxconfig)) and compared with those of the next boot. A value
-    is written once, after what was there has been kept in C(/var/lib/gpufabric-rdma/firmware). If it is not in use
+    is written once, after the old one was recorded in C(/var/lib/gpufabric-rdma/firmware). If it is not in use
     after a reboot, or the firmware has not kept it, that is a finding, and it is not written again.
 extends_documentation_fragment:
   - gpufabric.rdma.reading.rails
@@ -28,7 +28,7 @@ author:
   - The gpufabric founders (@gpufabric)
 options:
   traffic:
-    description: The traffic class, as C(fabric_plan) has it.
+    description: The traffic class, as in C(fabric_plan).
     type: dict
     suboptions:
       dscp: {description: DSCP of RDMA., type: int, required: true}
@@ -37,7 +37,7 @@ options:
       cnp_priority: {description: Their priority., type: int, required: true}
       lossless: {description: Whether PFC keeps the priority lossless., type: bool, required: true}
   link_flap_allowed:
-    description: Whether a link may go down for seconds. Without it such a change stops; V(false) leaves PFC as it is.
+    description: Whether a link may go down for seconds. Without it such a change fails; V(false) leaves PFC unchanged.
     type: bool
   firmware:
     description:
@@ -46,7 +46,7 @@ options:
     type: dict
     default: {}
   firmware_allowed:
-    description: Whether values of O(firmware) may be written. Without it a difference stops; V(false) leaves it.
+    description: Whether values of O(firmware) may be written. Without it a difference fails; V(false) leaves it.
     type: bool
   software_hcas:
     description: Whether software HCAs (C(rdma_rxe), C(siw)) may be automatic rails.

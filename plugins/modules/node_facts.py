@@ -26,10 +26,10 @@ options:
     type: dict
     suboptions:
       tests_namespace:
-        description: Name of the namespace that test pods will use. On a server it is looked at, if it exists.
+        description: Name of the namespace that test pods will use. On a server it is checked, if it exists.
         type: str
       shared_address:
-        description: Address that servers are to share. The result says whether a machine answers at it, and whether
+        description: Address that servers will share. The result says whether a machine answers at it, and whether
           keepalived is installed or can be.
         type: str
   networks:
@@ -50,9 +50,9 @@ options:
     default: false
   reboot:
     description:
-      - Read whether the node would come back from a reboot, and who would miss it meanwhile.
-      - Finds the kernel that boots next, in what GRUB reads, and looks for its file, its initramfs images and its
-        modules; of a node without GRUB the newest kernel of C(/boot).
+      - Read whether the node would come back from a reboot, and what would be missing meanwhile.
+      - Finds the kernel that boots next in GRUB's files, and looks for its file, its initramfs images and its modules;
+        on a node without GRUB it takes the newest kernel of C(/boot).
     type: bool
     default: false
   firmware:
@@ -93,7 +93,7 @@ options:
     suboptions:
       services: {description: Services under whose limit to lock memory., type: list, elements: str, default: []}
       user:
-        description: User that locks memory, and whose rights on the character devices are told.
+        description: User that locks memory, and whose rights on the character devices are reported.
         type: str
         default: nobody
       kubelet_root:
@@ -103,7 +103,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Gather what host and cluster layer are planned by
+- name: Gather what the plans of host and cluster layer need
   gpufabric.rdma.node_facts:
     k3s: {}
     networks: {}
@@ -144,8 +144,8 @@ k3s:
   description: C(architecture) (amd64 or arm64), C(python), C(clock) (seconds since the epoch), C(version), C(sums)
     (SHA-256 of the program and of each image archive, by path), C(addresses), C(routes), C(services), C(foreign_files)
     (of a k3s that this collection did not set up), C(others) (other distributions), C(namespaces) (findings about
-    O(k3s.tests_namespace)), C(shared), C(shared_address), C(address_files), C(etcd) (what the etcd of a server says of
-    its members) and C(registered) (the system UUID of each Node, by its name, as a server that runs has them).
+    O(k3s.tests_namespace)), C(shared), C(shared_address), C(address_files), C(etcd) (what the etcd of a server says
+    about its members) and C(registered) (the system UUID of each Node, by its name, from a running server).
   returned: with O(k3s)
   type: dict
 networks:
@@ -161,32 +161,32 @@ firewall:
   returned: with O(firewall)
   type: dict
 runtime:
-  description: C(source), the file that configures containerd, or null; C(cdi), true or false where files say so.
+  description: C(source), the file that configures containerd, or null; C(cdi), true or false if files say so.
   returned: with O(runtime)
   type: dict
 reboot:
   description: C(findings), what the kernel that boots next lacks, each with C(object), C(wanted), C(seen), C(next_step)
-    and C(id); C(not_verified), what could not be looked at; C(cluster), whether a kubelet of a cluster is set up on the
+    and C(id); C(not_verified), what could not be read; C(cluster), whether a kubelet of a cluster is set up on the
     node (C(member)), whether it is a server of k3s (C(server)), and other distributions with files on it (C(others));
-    C(left), what the role reboot recorded before a reboot that no run has ended yet (C(left_boot), the boot then, and
-    C(ready), whether the node was Ready), or null; C(boot_id), the present boot, as the kernel names it.
+    C(left), what the role reboot recorded before a reboot that no run has finished yet (C(left_boot), the boot then,
+    and C(ready), whether the node was Ready), or null; C(boot_id), the present boot, as the kernel reports it.
   returned: with O(reboot)
   type: dict
 firmware:
   description: >-
-    C(program) that was asked, or null; C(hcas) by PCI address, each with C(values) by key (C(default), C(current),
-    C(next)) and C(errors) by key; C(before) and C(tried), what earlier runs have kept on record.
+    C(program) that read them, or null; C(hcas) by PCI address, each with C(values) by key (C(default), C(current),
+    C(next)) and C(errors) by key; C(before) and C(tried), what earlier runs recorded.
   returned: with O(firmware)
   type: dict
 settled:
-  description: C(unsettled), what would change, or stands against it, as a list of objects by the name under
+  description: C(unsettled), what would change or prevents it, as a list of objects by the name under
     O(settled.node_files), or C(cni_plugins), C(k3s_node) and C(device_plugin); C(contents), texts of the files that
     tasks of M(gpufabric.rdma.node_files) ask for, by path.
   returned: with O(settled)
   type: dict
 probe:
   description: C(char_devices) by name with their rights, C(memlock) by service, C(plugins) by resource with what its
-    sockets answered (null or empty below another root than V(/)), C(tools), and C(loaded), modules that the reading has
+    sockets answered (null or empty below another root than V(/)), C(tools), and C(loaded), modules that reading
     loaded.
   returned: with O(probe)
   type: dict
@@ -265,7 +265,7 @@ def main() -> None:
 
 
 def asked(module: AnsibleModule, tree: Tree, facts: dict | None, loaded: set) -> dict:
-    """What is asked besides the facts. loaded: the RDMA modules that were loaded before these were gathered."""
+    """What is read besides the facts. loaded: the RDMA modules that were loaded before these were gathered."""
     params, state = module.params, {"hostname": hostname(tree), "plugin_config": tree.read(CONFIG)}
     state["system_uuid"] = system_uuid(tree)
     if params["k3s"] is not None:

@@ -67,7 +67,7 @@ options:
       suffixes: {description: Suffixes of the files that take effect., type: list, elements: str, required: true}
       keep: {description: Names that may exist., type: list, elements: str, required: true}
       allowed:
-        description: What to do with the others. If not set, the module fails and names them; V(true) renames each so
+        description: What to do with the others. If not set, the module fails and lists them; V(true) renames each so
           that it no longer takes effect; V(false) leaves and reports them.
         type: bool
       reason: {description: The consequence of leaving them., type: str, required: true}
@@ -105,7 +105,7 @@ missing_secrets:
   type: list
   elements: str
 contents:
-  description: Each path of O(contents) with its text, null where there is no such file.
+  description: Each path of O(contents) with its text, null if there is no such file.
   returned: success
   type: dict
 programs: {description: Each name of O(programs) with whether such a process runs., returned: success, type: dict}

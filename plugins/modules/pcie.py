@@ -9,23 +9,23 @@ module: pcie
 short_description: Set ACS between GPUs and HCAs for the next boot, and MaxReadReq of the HCAs
 version_added: 0.1.0
 description:
-  - Bridges whose ACS redirects send GPUDirect traffic through the root complex. What a bridge needs depends on the
-    topology; C(pcie.paths) of M(gpufabric.rdma.hca_facts) has it, with the reason.
+  - Corrects bridges whose ACS redirects send GPUDirect traffic through the root complex. What a bridge needs depends on
+    the topology; C(pcie.paths) of M(gpufabric.rdma.hca_facts) has it, with the reason.
   - On Debian and Ubuntu it writes a drop-in for GRUB and runs C(update-grub); on EL it calls C(grubby) and keeps a
-    record of the parameter. It takes effect at a reboot, which it reports and does not do.
+    record of the parameter. It takes effect at a reboot, which the module only reports.
   - Functions that are passed on to virtual machines keep their isolation. The C(grubby) path is not tested on EL.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root, gpufabric.rdma.reading.rails]
 author: The gpufabric founders (@gpufabric)
 options:
   acs:
-    description: V(topology) sets the parameter that the node's topology needs and its kernel has. V(report) sets none,
-      and removes what V(topology) has set.
+    description: V(topology) sets the parameter that the node's topology needs and its kernel supports. V(report) sets
+      none, and removes what V(topology) has set.
     type: str
     choices: [report, topology]
     default: report
   read_request:
-    description: MaxReadReq in bytes of the functions through which the rails reach their GPUs, set now and by a rule of
-      udev whenever a driver is bound, with C(setpci) of the package pciutils. A reset of the function undoes it;
+    description: MaxReadReq in bytes of the functions through which the rails reach their GPUs, set now and by a udev
+      rule whenever a driver is bound, with C(setpci) of the package pciutils. A reset of the function undoes it;
       without the option the rule is removed and the running values stay.
     type: int
     choices: [4096]
@@ -60,7 +60,7 @@ _ENTRIES = "/boot/loader/entries"
 class Reader:
     """Reads the node before and after the changes; the parameter of before tells whether a reboot is due.
 
-    loader: what sets a boot parameter here, once the node was read.
+    loader: what sets a boot parameter here, known once the node was read.
     """
 
     def __init__(self, root: str, rails: list[dict]):

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: plan
-short_description: Plan a run for all nodes, and find everything that is wrong before anything changes
+short_description: Plan a run for all nodes, and find all problems before anything changes
 version_added: 0.1.0
 description:
   - The steps of the role P(gpufabric.rdma.discovery#role). With O(step=read) it types the host's variables by the
     argument specs of all roles and gathers the node's facts in one call. With O(step=plan) it plans for all hosts that
     were read. With O(step=print) it prints all problems, or else what the run will do. With O(step=refuse) it fails if
     the host has problems. With O(step=compare) it asks the node, in one call, whether a role of the cluster layer has
-    anything to do on it, with the options that the roles' own tasks would have. With O(step=tests) it plans who
-    measures whom; rails of the same index and network are peers.
+    anything to do on it, with the options that the roles' own tasks would have. With O(step=tests) it pairs
+    nodes for tests; rails of the same index and network are peers.
   - Changes nothing. A host that cannot be read or has a wrong variable does not fail the task. The result says so.
 author: The gpufabric founders (@gpufabric)
 extends_documentation_fragment: [gpufabric.rdma.reading.deciding]
@@ -34,10 +34,10 @@ options:
     description: A server that is not in this run, for O(step=read) delegated to it. Its variables and facts are read.
     type: str
   answered:
-    description: Whether the role node_firewall has probed the ports since the last plan, whose other findings hold.
+    description: Whether the role node_firewall has probed the ports since the last plan. Its other findings still hold.
     type: bool
     default: false
-  offered: {description: 'What the cluster can do with DRA, as far as it was asked.', type: dict}
+  offered: {description: 'What the cluster can do with DRA, if it was asked.', type: dict}
   read_since:
     description: Name of the variable in which a later task has registered a newer reading of the nodes.
     type: str
@@ -46,14 +46,14 @@ options:
     description: Leave out hosts that could not be read or whose variables are invalid, and plan for the others.
     type: bool
     default: false
-  upgrade: {description: Whether the run is to change the version of k3s., type: bool, default: false}
+  upgrade: {description: Whether the run changes the version of k3s., type: bool, default: false}
   tests:
     description:
       - For O(step=tests), V(fabric), pairs of neighbouring nodes for M(gpufabric.rdma.fabric_tests), from C(read).
       - V(networks), the networks that pods on each node get, from C(read) and C(offered).
       - V(pods), the pods for M(gpufabric.rdma.test_pods), from C(read), C(offered) and, if it ran, C(cni).
-      - V(rounds), the rounds of M(gpufabric.rdma.fabric_tests), from C(read). Stops where an HCA is in use and nobody
-        allowed load on it, except in check mode.
+      - V(rounds), the rounds of M(gpufabric.rdma.fabric_tests), from C(read). Fails if an HCA is in use and load on it
+        is not allowed, except in check mode.
       - V(pod_rounds), the rounds between test pods, from C(read), C(pods), C(ran) and O(port).
     type: str
     choices: [fabric, networks, pods, rounds, pod_rounds]
@@ -109,7 +109,7 @@ findings:
   type: list
   elements: dict
 hosts:
-  description: For each host its C(findings), its C(name) in the cluster, and by role what is to be done on it.
+  description: For each host its C(findings), its C(name) in the cluster, and by role what to do on it.
   returned: with O(step=plan)
   type: dict
 roles:
@@ -139,7 +139,7 @@ grace_seconds:
   returned: for V(fabric) and V(rounds)
   type: int
 wait_seconds:
-  description: After how long every node has ended its rounds.
+  description: How long until every node has ended its rounds.
   returned: for V(fabric) and V(rounds)
   type: int
 """

@@ -11,7 +11,7 @@ version_added: 0.1.0
 description:
   - Reads a NicClusterPolicy of NVIDIA's Network Operator with its NicNodePolicies, MacvlanNetworks, IPoIBNetworks,
     HostDeviceNetworks, SriovNetworks, SriovNetworkNodePolicies and IPPools, and the ConfigMap of the RDMA shared device
-    plugin. Reports for every field whether it was taken, was wrong and what it became, is left out and why, or is
+    plugin. Reports every field as taken, wrong (and what it became), left out (and why) or
     unknown.
   - Runs on the controller, makes no remote call and changes nothing.
 requirements:
@@ -66,7 +66,7 @@ explanation: {description: The lines as readable text. It is also printed., retu
 text: {description: The variables as a file of C(group_vars)., returned: success, type: str}
 texts:
   description: The same, and one for each group of a NicNodePolicy, with C(group) (empty for all nodes), C(text),
-    C(dest) and C(block), which says that C(dest) has variables of the user too.
+    C(dest) and C(block), true if C(dest) has variables of the user too.
   returned: success
   type: list
   elements: dict

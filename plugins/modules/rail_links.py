@@ -9,15 +9,15 @@ module: rail_links
 short_description: Set MTU, link state and routes by source of RDMA NICs, now and at boot
 version_added: 0.1.0
 description:
-  - Manages MTU and link state of NICs that nothing else configures, keyed by PCI address or MAC, because names change
+  - Manages MTU and link state of NICs that nothing else configures. PCI address or MAC is the key, because names change
     with drivers.
-  - At boot a oneshot unit with a small script does it. It never writes a C(.link) file, which would override the
+  - At boot a oneshot unit with a small script sets them. It never writes a C(.link) file, which would override the
     naming policy and rename the NIC.
   - Refuses a NIC that management uses (a default route, an SSH session, the address of k3s), even below a bond or a
     bridge.
   - An empty list removes the unit and the script and leaves the running values unchanged.
-  - Of rails in one subnet, Linux sends through one and answers ARP on any. With O(source_routes), each gets a table and
-    a rule for its addresses, C(arp_ignore=1) and C(arp_announce=2). Without it, our rules and tables are removed.
+  - With several rails in one subnet, Linux sends through one and answers ARP on any. With O(source_routes), each gets
+    a table, a rule for its addresses, C(arp_ignore=1) and C(arp_announce=2). Otherwise our rules and tables go.
 extends_documentation_fragment: [gpufabric.rdma.reading.rails, gpufabric.rdma.changing, gpufabric.rdma.changing.root]
 author: The gpufabric founders (@gpufabric)
 options:
@@ -29,10 +29,10 @@ options:
     suboptions:
       pci: {description: 'PCI address of the NIC, with or without domain.', type: str}
       mac: {description: MAC address of the NIC., type: str}
-      mtu: {description: The MTU; left alone when not given., type: int}
+      mtu: {description: The MTU; left alone if not set., type: int}
       up: {description: Set the link administratively up. It is never set down., type: bool, default: false}
   source_routes:
-    description: Whether rails that share a subnet each send through their own NIC.
+    description: Whether each rail of a shared subnet sends through its own NIC.
     type: bool
     default: false
   software_hcas:

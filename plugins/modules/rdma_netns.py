@@ -80,7 +80,7 @@ SUBSET = ["subsystem", "initramfs", "owned_files"]
 
 
 class Setter:
-    """Set the running mode, with retries until the time is up; `busy` means that the kernel refused to the end."""
+    """Set the running mode, with retries until the time is up; `busy` means that the kernel refused every time."""
 
     def __init__(self, retry_seconds: int, set_mode=set_netns_mode, clock=time.monotonic, sleep=time.sleep):
         self.retry_seconds = retry_seconds

@@ -10,7 +10,7 @@ short_description: Judge what was measured, print it, and write results, pages a
 version_added: 0.1.0
 description:
   - Runs on the controller and makes no remote call. It writes only the files that it is given, the same bytes for the
-    same input. In check mode it writes none, and what a planned change explains is not verified instead of failed.
+    same input. In check mode it writes none, and a failure that a planned change explains counts as not verified.
   - A check has C(id), C(object), C(status) (passed, failed, not_verified, unused), C(wanted), C(seen) and C(next_step).
     One in the catalogue of failures has C(failure), its id there, and C(root) (true for the root cause) or
     C(consequence_of) (the id of its cause).
@@ -27,15 +27,15 @@ options:
       - V(matrix) judges the tests of the bandwidth matrix, and prints them.
       - V(nccl_job) makes the nccl-tests job of O(job) from the facts of O(hosts). Evidence level E5, real hardware; no
         test of this project has run it.
-      - V(nccl_log) evaluates the log of an nccl-tests job. It fails where traffic went over TCP (C(NET/Socket)),
+      - V(nccl_log) evaluates the log of an nccl-tests job. It fails if traffic went over TCP (C(NET/Socket)),
         GPUDirect RDMA was absent, a rail stayed idle, a GID index was set, a value was wrong or the bandwidth is too
         low.
       - V(saved) writes C(report.html), C(report.json) and C(report.xml) (JUnit) from files of results.
-      - V(facts) prints what nodes have and what is wrong with them, or with O(query) what each answers.
+      - V(facts) prints what nodes have and their problems, or with O(query) the result for each.
       - V(capture) writes what M(gpufabric.rdma.hca_facts) captured.
       - V(drift) marks where a comparison begins and ends, for the callback plugin P(gpufabric.rdma.drift#callback).
-      - V(text) prints O(text) without its control characters, and V(warning) as a warning.
-      - V(findings) fails with O(findings), and passes when there is none.
+      - V(text) prints O(text) without its control characters, V(warning) prints it as a warning.
+      - V(findings) fails with O(findings), and passes if there are none.
     type: str
     required: true
     choices: [verification, matrix, nccl_job, nccl_log, saved, facts, capture, drift, text, warning, findings]
@@ -48,11 +48,11 @@ options:
     default: []
   variables:
     description:
-      - Names of variables. Of each host C(read), as M(gpufabric.rdma.plan) takes it; for V(facts) C(node), with
+      - Names of variables. For each host C(read), as M(gpufabric.rdma.plan) takes it; for V(facts) C(node), with
         C(facts) or C(failure) and C(expected_ports). C(started) and C(collected), what M(gpufabric.rdma.fabric_tests)
         returned. For V(verification) C(cni), what M(gpufabric.rdma.cni_lint) returned, and C(unasked), why the node's
-        ports were not asked.
-      - Of the host that runs the task, for V(verification) C(planned) and C(ports), what M(gpufabric.rdma.plan)
+        ports were not probed.
+      - For the host that runs the task, for V(verification) C(planned) and C(ports), what M(gpufabric.rdma.plan)
         returned, and with its O(gpufabric.rdma.plan#module:tests) C(paired) and C(pods), for V(matrix) C(planned),
         C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info) returned; and what
         M(gpufabric.rdma.test_pods) did, C(ran) and for V(verification) C(stopped), for V(matrix) C(sent) and
@@ -92,7 +92,7 @@ options:
       host: {description: Not used. Findings of M(gpufabric.rdma.plan) have it., type: raw}
       role: {description: Not used. Findings of M(gpufabric.rdma.plan) have it., type: raw}
   libraries:
-    description: For V(findings), Python libraries of which each that the controller cannot import is a finding too.
+    description: For V(findings), Python libraries. Each one that the controller cannot import is a finding too.
     type: list
     elements: str
     default: []
@@ -108,7 +108,7 @@ options:
   file:
     description:
       - Where V(capture), V(nccl_job) and the page of a V(verification) go. The folder need not exist.
-      - If not set, a job is printed, and the page goes beside the inventory, as C(NAME-report.html) of an inventory
+      - If not set, a job is printed, and the page goes next to the inventory, as C(NAME-report.html) of an inventory
         C(NAME) or C(NAME.yml); for an inventory that is not a file, it is C(report.html) in the working directory.
     type: path
   title: {description: The title of the page., type: str, default: RDMA report}
@@ -117,7 +117,7 @@ options:
     type: path
   text_file: {description: Where to write what was printed of a V(matrix)., type: path}
   job:
-    description: For V(nccl_job), what the job is made of.
+    description: For V(nccl_job), the parts of the job.
     type: dict
     suboptions:
       form: {description: C(job) or C(mpijob)., type: str}
@@ -125,7 +125,7 @@ options:
       namespace: {description: Namespace of the job., type: str}
       networks: {description: Network attachments of its pods., type: list, elements: str}
       gpus_per_node: {description: Null takes what each node has., type: int}
-      address_range: {description: Null is worked out from the rails., type: str}
+      address_range: {description: If null, it is derived from the rails., type: str}
       resources: {description: As C(device_plugin_resources)., type: raw}
       fabric_plan: {description: As C(fabric_plan)., type: raw}
       script: {description: What C(job) runs., type: str}
@@ -133,7 +133,7 @@ options:
   minimum_gbyte_per_s: {description: 'For V(nccl_log), the minimum bus bandwidth of the largest size.', type: float}
   query:
     description: For V(facts), a JMESPath expression, see U(https://jmespath.org), such as V(hcas[].[name,firmware]).
-      One that cannot be evaluated is an error, without O(hosts) too.
+      An invalid one is an error even without O(hosts).
     type: str
   fixture: {description: 'For V(capture), the RV(gpufabric.rdma.hca_facts#module:fixture).', type: dict}
 """
@@ -191,7 +191,7 @@ objects:
 hcas: {description: 'HCAs used by connections, by host.', returned: O(kind=nccl_log), type: dict}
 files:
   description: The files, each with C(path), C(bytes) and C(changed). In check mode none of them is written.
-  returned: where there are any
+  returned: if there are any
   type: list
   elements: dict
 level:
@@ -201,7 +201,7 @@ level:
 headline: {description: The first sentence of the page., returned: O(kind=saved), type: str}
 findings:
   description: What is wrong, each with C(host), C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: O(kind=findings), and where O(kind=saved) fails
+  returned: O(kind=findings), and if O(kind=saved) fails
   type: list
   elements: dict
 """

@@ -9,7 +9,7 @@ module: service_limits
 short_description: Let container services pin memory
 version_added: 0.1.0
 description:
-  - Writes a drop-in with C(LimitMEMLOCK) and a start after the RDMA driver for each service, installed or not, and
+  - Writes a drop-in for each service, installed or not, with C(LimitMEMLOCK) and a start after the RDMA driver, and
     reloads systemd.
   - RDMA pins memory. Containers inherit the limit of the service that runs them, and C(/etc/security/limits.conf)
     does not apply to services.

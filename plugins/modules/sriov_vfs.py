@@ -12,7 +12,7 @@ description:
   - Creates virtual functions (VFs) on physical functions named by PCI address, now through sysfs and at boot by a
     oneshot unit that runs before k3s.
   - Refuses what firmware or kernel would reject, and does not remove existing VFs without consent.
-  - On InfiniBand, gives VFs without a GUID one and lets them follow their port's link; until then they have none.
+  - On InfiniBand, gives VFs without a GUID one and lets them follow their port's link; until then they have no link.
   - An empty list removes unit and script and leaves the VFs unchanged.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
 author: The gpufabric founders (@gpufabric)
@@ -27,7 +27,7 @@ options:
       vfs: {description: How many VFs., type: int, required: true}
       guids:
         description:
-          - Whether VFs of an InfiniBand port that have no GUID get one, worked out from the port's and their number.
+          - Whether VFs of an InfiniBand port that have no GUID get one, derived from the port's GUID and their number.
         type: bool
         default: true
   recreate_allowed:
@@ -94,7 +94,7 @@ def read(root: str) -> dict:
 
 
 def valid(guid):
-    """The GUID, or None where firmware has put none there."""
+    """The GUID, or None if firmware has set none."""
     return None if not guid or set(guid) <= set("0:") or set(guid.lower()) <= set("f:") else guid
 
 

@@ -49,12 +49,12 @@ options:
   seconds: {description: How long a bandwidth test runs., type: int, default: 2}
   limit: {description: Seconds after which a test is aborted., type: int, default: 30}
   removed_afterwards:
-    description: Whether to delete the pods and their namespace again, whatever came of the tests.
+    description: Whether to delete the pods and their namespace afterwards, with any result of the tests.
     type: bool
     default: false
   wait_seconds: {description: 'How long the pods may take to start, and to be removed.', type: int, default: 180}
   api_seconds:
-    description: For how long an API server that gives no answer is asked again before it is named.
+    description: For how long an API server that does not answer is asked again before it is reported.
     type: int
     default: 60
 """
@@ -91,12 +91,12 @@ removed:
 left: {description: "kubectl's message about what could not be removed, or null.", returned: O(state=absent), type: str}
 results:
   description: For each end of each test of O(rounds) C(id), C(role), C(ok), C(error); for clients C(gbps) too. C(ok) is
-    null where the answer did not come, and C(error) says why.
+    null if no answer came; C(error) says why.
   returned: O(state=measured)
   type: list
   elements: dict
 unanswered:
-  description: Why the rest is not known, where the API server fell silent; otherwise null.
+  description: Why the rest is unknown if the API server stopped answering; otherwise null.
   returned: O(state=present) or O(state=absent), without check mode
   type: str
 """

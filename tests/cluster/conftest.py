@@ -1,4 +1,4 @@
-"""The lab's cluster, as `site.yml` leaves it, for tests that break it on purpose."""
+"""The lab's cluster after `site.yml`, for tests that break it on purpose."""
 
 import pytest
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import SNAPSHOT, Cluster
@@ -24,13 +24,13 @@ def brought_up(pytestconfig):
 
 @pytest.fixture
 def cluster(brought_up):
-    """For a test that leaves the cluster as it found it."""
+    """For a test that leaves the cluster unchanged."""
     return brought_up
 
 
 @pytest.fixture
 def breakable(brought_up):
-    """For a test that does not: the nodes are restored afterwards."""
+    """For a test that changes it: the nodes are restored afterwards."""
     yield brought_up
     brought_up.labctl("restore", SNAPSHOT)
     brought_up.wait(brought_up.settled, "all nodes Ready and all pods running")

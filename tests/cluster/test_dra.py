@@ -1,9 +1,9 @@
-"""Shared RDMA over DRA on the lab's nodes: claims that share an HCA, a GPU's double beside it, restarts and a reset.
+"""Shared RDMA over DRA on the lab's nodes: claims that share an HCA, a GPU's double next to it, restarts and a reset.
 
-eth2 and eth3 of a node are each behind their own PCIe root (pxb-pcie), the others share a third. What plays a GPU is
-a root port: the double of a GPU's driver (lab/testbed/dra) offers one function of a PCI class at each root. DRA_ROUNDS says how often
-plugin and k3s are restarted (3), DRA_PLACEMENTS how many pods with GPU and rail are placed (8), DRA_NETWORKS how many
-pods get the interface of their rail (12). DRA_GATES names feature gates that are turned on, such as
+eth2 and eth3 of a node are each behind their own PCIe root (pxb-pcie); the other fabric NICs share a third. A root port
+plays a GPU: the double of a GPU's driver (lab/testbed/dra) offers one function of a PCI class at each root. DRA_ROUNDS
+is the number of restarts of plugin and k3s (3), DRA_PLACEMENTS the number of placed pods with GPU and rail (8),
+DRA_NETWORKS the number of pods that get the interface of their rail (12). DRA_GATES lists feature gates to turn on, such as
 DRAConsumableCapacity,DRADeviceTaints,ResourceHealthStatus.
 """
 
@@ -26,7 +26,7 @@ from lab import programs  # noqa: E402
 DRIVER, GPU_DRIVER, GPU_CLASS = "rdma.gpufabric.io", "gpu.example.com", "gpu.nvidia.com"
 ROOT = "resource.kubernetes.io/pcieRoot"
 ROOTS = {"pci0000:40", "pci0000:80", "pci0000:c0"}
-# The kubelet's credential may write the slices of its own node.
+# The kubelet's credential may write its own node's slices.
 GPUS = (
     "systemd-run --quiet --unit=gpu-dra /usr/local/bin/gpu-dra -class {kind} -node-name {node}"
     " -kubeconfig /var/lib/rancher/k3s/agent/kubelet.kubeconfig"
@@ -56,7 +56,7 @@ def template(name, **classes):
 def plain(cluster, name):
     """On the server, in its network, because soft-RoCE sends through it; as uid 1000."""
     made = lab_pitfalls.pod(name, None, on=cluster.server)
-    # With a grace of 0 the API server would drop the pod at once, and the kubelet unprepare its claim some time after.
+    # With a grace of 0 the API server would drop the pod at once, and the kubelet would unprepare its claim later.
     made["spec"].update(hostNetwork=True, restartPolicy="Never", terminationGracePeriodSeconds=1)
     made["spec"]["securityContext"] = {"runAsUser": 1000, "runAsNonRoot": True}
     made["spec"]["tolerations"] = [{"operator": "Exists"}]
@@ -64,7 +64,7 @@ def plain(cluster, name):
 
 
 def pod(cluster, name, claim):
-    """The same with what a claim of this template brings."""
+    """The same with a claim from this template."""
     made = plain(cluster, name)
     made["spec"]["resourceClaims"] = [{"name": "fabric", "resourceClaimTemplateName": claim}]
     made["spec"]["containers"][0]["resources"] = {"claims": [{"name": "fabric"}]}
@@ -72,7 +72,7 @@ def pod(cluster, name, claim):
 
 
 def anywhere(pod):
-    """The pod, on the node that the scheduler takes."""
+    """The pod, on the node that the scheduler chooses."""
     del pod["spec"]["nodeSelector"]
     return pod
 
@@ -86,7 +86,7 @@ def remove(cluster, *names):
 
 
 def slices(cluster, driver=DRIVER):
-    """{(node, device): {attribute: value}} of what the nodes offer; what is tainted is offered to nobody."""
+    """{(node, device): {attribute: value}} of offered devices; a tainted device is not offered."""
     found = {}
     for item in cluster.get("resourceslices").get("items", ()):
         if item["spec"]["driver"] == driver:
@@ -166,7 +166,7 @@ def over_dra(brought_up):
     for name in brought_up.nodes:
         with program.open("rb") as stream:
             subprocess.run([CHECKOUT / "lab/labctl", "ssh", name, receive], stdin=stream, check=True)
-        # The PCI class of what plays a GPU.
+        # The PCI class of the device that plays a GPU.
         brought_up.node(name, GPUS.format(kind="0604", node=name))
     expression = f"device.driver == '{GPU_DRIVER}'"
     spec = {"selectors": [{"cel": {"expression": expression}}]}
@@ -188,7 +188,7 @@ def test_each_fabric_hca_is_at_a_root_of_its_own(over_dra):
 
 
 def test_gpus_and_their_rails_are_aligned_wherever_they_are_placed(over_dra):
-    """As many pods at once as there are GPUs, on the nodes and roots that the scheduler takes."""
+    """As many pods at once as there are GPUs, on the nodes and roots that the scheduler chooses."""
     made, _pod = yaml.safe_load_all((CHECKOUT / "docs/examples/dra/gpu-and-its-rail.yaml").read_text())
     made["metadata"]["namespace"] = SPACE
     lab_pitfalls.apply(over_dra, made)
@@ -230,7 +230,7 @@ def is_named(cluster, name):
 
 
 def test_a_rail_comes_with_its_network_by_the_number_of_its_class(over_dra):
-    """What docs/dra.md says of the network of the allocated rail; soft-RoCE has no verbs over it."""
+    """The network of the allocated rail, as in docs/dra.md; soft-RoCE has no verbs over it."""
     one = pod(over_dra, "railed", "rail0")
     one["metadata"]["annotations"] = {"k8s.v1.cni.cncf.io/networks": "default/rail0"}
     one["spec"]["hostNetwork"] = False
@@ -246,7 +246,7 @@ def test_a_rail_comes_with_its_network_by_the_number_of_its_class(over_dra):
 
 
 def of_sandboxes(cluster):
-    """{address of eth0: {interface: address}} of every pod with a network of its own."""
+    """{address of eth0: {interface: address}} of every pod with its own network."""
     found = {}
     for node in cluster.nodes:
         listed = "for name in $(ls /run/netns); do ip -n $name -json -4 address show | tr -d '\\n'; echo; done"
@@ -303,7 +303,7 @@ def test_two_claims_share_one_hca_and_both_speak(over_dra):
 
 
 def health(cluster, name):
-    """What the status of a pod says of its claim's devices, with gate ResourceHealthStatus."""
+    """The health of its claim's devices in a pod's status, with gate ResourceHealthStatus."""
     containers = cluster.get("pod", name, "-n", SPACE).get("status", {}).get("containerStatuses", ())
     rows = [row for one in containers for row in one.get("allocatedResourcesStatus") or ()]
     return {device["health"] for row in rows for device in row.get("resources") or ()}
@@ -376,5 +376,5 @@ def test_both_serves_each_rail_one_way(over_dra):
     def rails():
         return {(node, found["rail"]) for (node, _device), found in slices(over_dra).items()}
 
-    over_dra.wait(lambda: rails() == {(name, 1) for name in over_dra.nodes}, "rail 1 alone over DRA", PATIENCE)
+    over_dra.wait(lambda: rails() == {(name, 1) for name in over_dra.nodes}, "only rail 1 over DRA", PATIENCE)
     over_dra.wait(lambda: (over_dra.allocatable(lab_pitfalls.RESOURCE) or 0) > 0, "rail 0 as a resource", PATIENCE)

@@ -1,7 +1,7 @@
-"""A firewall on the nodes: named before the first change, opened, then site.yml as without it; a planted DROP is named.
+"""A firewall on nodes: reported before the first change, opened, then a usual site.yml; a planted DROP is reported.
 
-Each of the two firewalls of Debian starts closed, as its packages leave it, but for SSH. In a lab of one node there are
-no peers to ask: there is nothing to name, but its pods' networks are opened all the same.
+Each of Debian's two firewalls starts with its packages' defaults, closed except for SSH. In a lab with one node there
+are no peers to probe, so there is nothing to report, but its pods' networks are opened anyway.
 """
 
 import json
@@ -28,7 +28,7 @@ PLANT = "iptables {} INPUT -p udp --dport 8472 -j DROP"
 
 
 def named(run):
-    """Ports that a refused run names: {"6443/tcp"}"""
+    """Ports in the message of a refused run: {"6443/tcp"}"""
     return set(re.findall(r"firewall: ([\d-]+/\w+)", run.text))
 
 
@@ -40,7 +40,7 @@ def refuses(cluster, *arguments):
 
 
 def verified(cluster):
-    """{check: its status} of the firewall on the worker after verify"""
+    """{check: its status} of the worker's firewall after verify"""
     found = lab_pitfalls.lines(lab_pitfalls.look(cluster), cluster.worker)
     return {name: text for name, text in found.items() if name.startswith("firewall:")}
 
@@ -80,7 +80,7 @@ def test_a_firewall_is_named_then_opened_then_the_cluster_is_whole(breakable, to
 
 def test_a_planted_drop_is_named_with_its_port(breakable):
     if len(breakable.nodes) == 1:
-        pytest.skip("not verified: a node alone has no peer to ask")
+        pytest.skip("not verified: a single node has no peer to probe")
     worker = breakable.worker
     breakable.node(worker, PLANT.format("-I"))
 

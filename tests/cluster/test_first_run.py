@@ -1,4 +1,4 @@
-"""What the first run promises: bare nodes to pods with verbs."""
+"""The first run, from bare nodes to pods with verbs."""
 
 import json
 import pathlib
@@ -49,7 +49,7 @@ def test_test_pods_run_as_uid_1000_without_a_registry_and_without_an_image_of_th
 
 
 def test_a_mirror_serves_the_nodes_the_run_and_a_bundle_folder(cluster, tmp_path):
-    """The run fetches the files, and the nodes pull images by the lock's digest: no folder is named."""
+    """The run fetches the files, and the nodes pull images by the lock's digest, without a folder."""
     if cluster.given("k3s_bundle_dir") is not None:
         pytest.skip("not verified in this lab: it has a bundle folder, LAB_CLUSTER=mirror has none")
     locked = yaml.safe_load(pathlib.Path(cluster.given("bundle_lock")).read_text())

@@ -1,4 +1,4 @@
-"""What happens to a node over time, on the real kubelet: ports, HCAs, restarts, maintenance. Times are figures."""
+"""Events of a node on the real kubelet: ports, HCAs, restarts, maintenance. Times are figures."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_o
 
 
 def offered(cluster, resource):
-    """How much of it the worker offers, once the API server reports it."""
+    """The worker's amount of it, once the API server reports it."""
     cluster.wait(lambda: cluster.allocatable(resource) is not None, "an answer", pitfalls.PATIENCE)
     return cluster.allocatable(resource)
 
@@ -132,10 +132,10 @@ def test_the_matrix_names_a_throttled_rail_and_no_other(breakable, tmp_path):
     assert named == {1}, run.text[-6000:]
 
 
-# --- Nodes that go away on purpose ------------------------------------------------------------------------------------
+# --- Planned maintenance ----------------------------------------------------------------------------------------------
 
 PATIENCE = 900
-# What the role records that k3s was started with. Of another program: a run was cut off before the restart.
+# The role's record of k3s' start. With another program in it: a run was cut off before the restart.
 STARTED = "/var/lib/gpufabric-rdma/k3s.json"
 HALF_WAY = rf"""sed -i 's#"/usr/local/bin/k3s": "[0-9a-f]*"#"/usr/local/bin/k3s": "0"#' {STARTED}"""
 SINCE = 'date -d "$(systemctl show --property=ActiveEnterTimestamp --value {})" +%s'
@@ -154,7 +154,7 @@ REBOOT = {
 
 
 def deployment(name, node):
-    """One pod that belongs on this node alone, and is made anew when it is evicted."""
+    """One pod that belongs only on this node, and is recreated when it is evicted."""
     template = {"metadata": {"labels": {"app": name}}, "spec": pitfalls.pod(name, None, on=node)["spec"]}
     spec = {"selector": {"matchLabels": {"app": name}}, "template": template}
     return api_object("apps/v1", "Deployment", name, pitfalls.NAMESPACE, spec=spec)
@@ -219,7 +219,7 @@ def test_both_nodes_are_rebooted_one_after_the_other_each_drained_and_back(break
 
     booted = {name: int(breakable.node(name, BOOTED)) for name in breakable.nodes}
     assert all(booted[name] > int(before[name]) for name in breakable.nodes)
-    # In the order of the inventory: the next node goes only when the kubelet of the one before reports again.
+    # In the order of the inventory: the next node goes only once the kubelet of the previous one reports again.
     for earlier, later in zip(breakable.nodes, breakable.nodes[1:]):
         service = breakable.kubelet_service(earlier)
         assert booted[later] > int(breakable.node(earlier, SINCE.format(service)))
@@ -324,7 +324,7 @@ def test_a_pod_gets_gpu_and_rail_of_one_numa_node_or_is_refused(breakable):
     breakable.wait(lambda: refusal(breakable, "both") != "", "refused", pitfalls.PATIENCE)
     assert refusal(breakable, "both") == "TopologyAffinityError"
 
-    # Deleted and made again, the pod finds its place again.
+    # After it was deleted and recreated, the pod gets its place again.
     breakable.kubectl("delete", "pod", "first", "-n", pitfalls.NAMESPACE, "--wait=true")
     with breakable.timed("pod with GPU and rail deleted and made again"):
         asking_pod(breakable, "again", GPU, RAILS[1])

@@ -1,7 +1,7 @@
-"""Pitfalls of the pod network, planted in the running cluster: what fails, the line that verify prints, and the fix.
+"""Pitfalls of the pod network, planted in the running cluster: the failure, the line that verify prints, and the fix.
 
-Ids in the test names are those of docs/pitfalls.md. Each test first disables the fix where it is a unit of ours, to
-show that the fault is real, then lets the fix work.
+Ids in the test names are those of docs/pitfalls.md. If the fix is one of our units, a test first disables it to show
+that the fault is real, then lets it work.
 """
 
 import copy
@@ -60,7 +60,7 @@ def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_removed(bre
     breakable.kubectl("patch", "daemonset", "kube-multus-ds", "-n", "kube-multus", "--type", "merge", "-p", patch)
     gone = "pgrep -x multus-daemon >/dev/null && echo there || echo gone"
     breakable.wait(lambda: breakable.node(breakable.worker, gone) == "gone", "the daemon is gone", pitfalls.PATIENCE)
-    # As SIGKILL leaves it: on SIGTERM the daemon removes its configuration.
+    # Like after SIGKILL: on SIGTERM the daemon removes its configuration.
     breakable.node(breakable.worker, f"cat >{pitfalls.CONF} <<'EOF'\n{conf}\nEOF")
     pitfalls.apply(breakable, pitfalls.pod("stuck", breakable.worker))
     breakable.wait(lambda: "multus" in pitfalls.complaints(breakable, "stuck"), "the pod's failure", pitfalls.PATIENCE)
@@ -85,7 +85,7 @@ def test_m7_a_foreign_configuration_is_named_and_never_taken_over_without_consen
     told = breakable.run("cluster.yml", "-e", "multus_foreign_allowed=false")
     assert foreign in told.text
     assert breakable.node(breakable.worker, f"ls {foreign}") == foreign
-    # Multus itself goes on to delegate to the configured pod network, not to the first file.
+    # Multus itself still delegates to the configured pod network, not to the first file.
     assert "10-flannel" in pitfalls.conf_of(breakable) or "cbr0" in pitfalls.conf_of(breakable)
 
     breakable.succeed("cluster.yml", "-e", "multus_foreign_allowed=true")
@@ -146,7 +146,7 @@ def test_n3_a_users_pod_is_diagnosed_by_its_name(breakable):
 @pytest.mark.parametrize("how", ["hard reset", "reboot"])
 @pytest.mark.parametrize("name", Cluster.nodes[::-1])
 def test_m3_m4_n13_a_new_boot_needs_no_hand_and_no_pod_comes_up_without_multus(breakable, name, how):
-    # `next` waits across the boot for what `all` takes, and that ends with it: no step depends on timing.
+    # `next` waits across the boot for the devices of `all`, which ends with the boot: no step depends on timing.
     whole = breakable.get("node", name)["status"]["allocatable"][pitfalls.RESOURCE]
     before = {
         "bound": pitfalls.pod("bound", name, "default/rail0"),
@@ -165,12 +165,12 @@ def test_m3_m4_n13_a_new_boot_needs_no_hand_and_no_pod_comes_up_without_multus(b
     with breakable.timed(f"{name}: {how} -> all nodes Ready, all pods running, taint gone"):
         breakable.reboot(name, how)
         breakable.wait_bound_untainted("next", pitfalls.NAMESPACE, name, 900)
-        # It has ended, or `next` would not be bound; Kubernetes does not start it again.
+        # It has ended, or `next` would not be bound; Kubernetes does not restart it.
         breakable.kubectl("delete", "pod", "all", "-n", pitfalls.NAMESPACE)
         breakable.wait(lambda: breakable.came_back(name), "what ran on the node runs again", 900)
         breakable.wait(breakable.settled, "all Ready", 900)
         breakable.wait(lambda: not breakable.startup_taints(), "no startup taint", 900)
-    # The scheduler rejected the node, and used it once the startup taint was gone. Its times are in whole seconds.
+    # The scheduler rejected the node until the startup taint was gone. Its times are in whole seconds.
     assert "untolerated taint" in pitfalls.unscheduled(breakable, "next")
     was_set, removed = breakable.startup_taint_times(name)
     bound = pitfalls.bound_at(breakable, "next")
@@ -181,7 +181,7 @@ def test_m3_m4_n13_a_new_boot_needs_no_hand_and_no_pod_comes_up_without_multus(b
     assert pitfalls.interfaces(breakable, "next") == ["eth0", "net1"]
     assert pitfalls.complaints(breakable, "next") == ""
 
-    # The annotation is what Multus wrote last; the pod itself says what it has now.
+    # The annotation is Multus' last record; the pod itself shows the present state.
     inside = breakable.kubectl("exec", "bound", "-n", pitfalls.NAMESPACE, "--", "ls", "/sys/class/net").split()
     assert {"eth0", "net1"} <= set(inside)
     found = pitfalls.complaints(breakable, "bound")
@@ -191,17 +191,17 @@ def test_m3_m4_n13_a_new_boot_needs_no_hand_and_no_pod_comes_up_without_multus(b
     breakable.succeed("verify.yml")
 
 
-# --- what tolerates the startup taint, and what waits for it to go ----------------------------------------------------
+# --- pods that tolerate the startup taint, and pods that wait for its removal -----------------------------------------
 #
-# nv-ipam's controller is our object over its own definitions; its program is a stand-in that sleeps, for its image
-# cannot be had here. What is tested is the scheduler's side.
+# nv-ipam's controller is our object over its own definitions; its program is a stand-in that sleeps, because its
+# image is not available here. The test is about the scheduler.
 
 CONTROLLER = "nv-ipam-controller"
 DEFINITIONS = ("ippools.nv-ipam.nvidia.com", "cidrpools.nv-ipam.nvidia.com")
 
 
 def with_stand_in(deployment):
-    """The Deployment as it is but for the program, its probes and what they listen on."""
+    """The Deployment, except for the program, its probes and their ports."""
     made = copy.deepcopy(deployment)
     (container,) = rendering.pod_of(made)["containers"]
     for name in ("args", "livenessProbe", "readinessProbe"):
@@ -212,7 +212,7 @@ def with_stand_in(deployment):
 
 
 def without_our_toleration(deployment):
-    """As the template was: under the startup taint for ever, and the role waiting for it."""
+    """Like the old template: under the startup taint forever, while the role waits for it."""
     made = copy.deepcopy(deployment)
     made["metadata"]["name"] = f"{CONTROLLER}-old"
     made["spec"]["selector"]["matchLabels"] = made["spec"]["template"]["metadata"]["labels"] = {
@@ -224,7 +224,7 @@ def without_our_toleration(deployment):
 
 
 def nv_ipam():
-    """(what the controller needs, the controller) as the role networks renders them."""
+    """(the controller's dependencies, the controller) as the role networks renders them."""
     objects = rendering.of_template("networks", "nv-ipam.yml.j2")
     (controller,) = [item for item in objects if item["kind"] == "Deployment"]
     return [item for item in objects if item["kind"] not in ("Deployment", "DaemonSet")], controller

@@ -1,4 +1,4 @@
-"""reset.yml removes what the cluster layer created and only that: the node is as the host layer alone leaves it."""
+"""reset.yml removes what the cluster layer created and only that: the node is as after the host layer."""
 
 import json
 
@@ -15,9 +15,9 @@ FOREIGN = (
 )
 SHARE = "/srv/share"
 VOLUME = "/var/lib/rancher/k3s/storage/pvc-1_team_data"
-# Made by the containerd of k3s, and kept because Debian's containerd is on the lab's nodes: they could be its own.
+# Made by k3s' containerd, and kept because Debian's containerd on the lab's nodes could have made them.
 SHARED = ("/opt/containerd", "/opt/containerd/bin", "/opt/containerd/lib")
-# As a daemon leaves it that was killed: its socket answers no more.
+# Like after a killed daemon: its socket no longer answers.
 DEAD = json.dumps(
     {
         "cniVersion": "0.3.1",
@@ -33,7 +33,7 @@ FILES = rf"""
 find /etc /opt /usr /boot /root /home /var/lib /run/systemd/system -xdev -regextype posix-extended \
   -regex '({NOISE})' -prune -o -printf '%p %y %m %u\n'
 """
-# Of the firewall the rules, chains and policies: the kernel keeps a table that was once used, empty.
+# Only rules, chains and policies of the firewall, because the kernel keeps an empty table once it was used.
 RUNNING = r"""
 ip -o link show | cut -d: -f2 | cut -d@ -f1
 ip -o address show scope global
@@ -57,7 +57,7 @@ def seen(cluster, script):
 def test_reset_leaves_the_host_layer_and_what_is_not_ours(breakable):
     breakable.labctl("restore", "ready")
     breakable.succeed("host.yml")
-    # In this order: to read the firewall loads the modules of the firewall.
+    # In this order, because reading the firewall loads its modules.
     files, kernel, running = (seen(breakable, script) for script in (FILES, KERNEL, RUNNING))
 
     breakable.labctl("restore", SNAPSHOT)
@@ -89,7 +89,7 @@ def test_reset_leaves_the_host_layer_and_what_is_not_ours(breakable):
         changed = (lines - kernel[name], kernel[name] - lines)
         assert changed == (set(), set()), f"{name}: modules and sysctls, as announced, with the next boot"
 
-    # K15: what other ways of removing a cluster leave behind does not keep the next one from coming up.
+    # K15: leftovers of other ways to remove a cluster do not keep the next one from coming up.
     for name in breakable.nodes:
         breakable.node(name, f"rm -rf {' '.join(FOREIGN)}; mkdir -p /etc/cni/net.d; cat >{CONF} <<'EOF'\n{DEAD}\nEOF")
         breakable.node(name, "ip link add flannel.1 type vxlan id 1 dev lo dstport 8472; ip link set flannel.1 up")

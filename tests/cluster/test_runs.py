@@ -1,7 +1,7 @@
 """Runs of site.yml as a whole: announced, second, with secrets, killed, and after changes by hand.
 
-INTERRUPTIONS says how often a run is killed (20), INTERRUPTIONS_LONGEST after how many seconds at most (300). The
-moments are drawn from a seed that is printed, so that a failure can be repeated.
+INTERRUPTIONS is the number of killed runs (20), INTERRUPTIONS_LONGEST the longest time to the kill in seconds (300).
+The times come from a printed seed, so a failure can be repeated.
 """
 
 import base64
@@ -20,9 +20,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.objects impor
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import CHECKOUT, OBJECTS, SNAPSHOT
 
-# --- What --check announces on bare nodes is what the run does --------------------------------------------------------
+# --- The run does what --check announces on bare nodes ----------------------------------------------------------------
 
-# Everything a role may write to; what the kernel and the services keep for themselves lies elsewhere.
+# Everything a role may write to, without the files of kernel and services.
 CHANGED = "find /boot /etc /opt /root /usr /var/lib/rancher -xdev -newer /run/before-the-run -type f"
 CHANGED = f"{CHANGED} ! -path '/root/.ansible/*' 2>/dev/null; true"
 
@@ -85,7 +85,7 @@ FILES = (
     "/var/lib/rancher/k3s/server/cred/encryption-config.json",  # of k3s
     "/var/lib/rancher/k3s/server/cred/encryption-config.yaml",  # of the double
 )
-# One process that starts no other: the node is emulated, and the playbook has to have it.
+# A single process, because the node is emulated and the playbook needs its CPU.
 WATCH = r"""
 import os, time
 seen = set()
@@ -158,10 +158,10 @@ def test_no_secret_leaves_its_file(cluster):
     assert leaked == []
 
 
-# --- Killed runs are taken up -----------------------------------------------------------------------------------------
+# --- Killed runs are continued ----------------------------------------------------------------------------------------
 
 TIMES = int(os.environ.get("INTERRUPTIONS", "8"))
-# Finished work is skipped, so each run gets further than the one before, on a finished node to its test pods.
+# Finished work is skipped, so each run gets further than the previous one, on a finished node to its test pods.
 LONGEST = float(os.environ.get("INTERRUPTIONS_LONGEST", "300"))
 
 
@@ -188,7 +188,7 @@ def test_a_run_that_was_killed_at_random_moments_is_taken_up(breakable):
     killed = TIMES - len(ended)
     breakable.note(f"{killed:7}    runs killed of {TIMES}, INTERRUPTIONS_SEED={seed}, within {LONGEST:.0f} s")
     assert killed > 0
-    # A run that may finish is never refused because of what a killed one left.
+    # A run that may finish is never refused because of a killed run's leftovers.
     assert [text[-6000:] for code, text in ended if code] == []
 
     last = breakable.succeed("site.yml")
@@ -209,9 +209,9 @@ def test_k3s_that_is_killed_during_a_run_does_not_end_it(breakable, moment):
     breakable.note(f"        k3s killed after {moment} s: {'that' if first is second else 'the next'} run converged")
 
 
-# --- Twelve changes made by hand: check mode and drift name each, and one run reverts them all ------------------------
+# --- Twelve changes made by hand: check mode and drift report each, and one run reverts them all ----------------------
 
-# An object of the cluster lives on no node: its change stands at whichever host the task ran for.
+# An object of the cluster belongs to no node: its change is listed for the host that the task ran for.
 ANYWHERE = ""
 
 
@@ -223,7 +223,7 @@ class Drift(NamedTuple):
     plant: str
     probe: str
     object: str  # part of the name under which the change is announced
-    follows: str = ""  # what has to start again for it, announced too
+    follows: str = ""  # what has to restart because of it, also announced
 
 
 UNIT = "/etc/systemd/system/rdma-device-plugin.service"
@@ -264,7 +264,7 @@ def drifts(cluster) -> tuple[Drift, ...]:
     return tuple(Drift(*row) for row in rows)
 
 
-# The mode changes only while no network namespace is there: the node's pods end, and come back with k3s.
+# The mode changes only while no network namespace exists: the node's pods end, and come back with k3s.
 EXCLUSIVE = """
 systemctl stop {service}
 pkill -9 -f '[c]ontainerd-shim'
@@ -295,7 +295,7 @@ def unexplained(planted, hosts):
 
 
 def announced(run, drift):
-    """Whether the run names the drift's object among its changes, at its host."""
+    """Whether the run lists the drift's object among its changes, for its host."""
     hosts = [drift.host] if drift.host else list(run.record)
     return any(drift.object in change["object"] for host in hosts for change in run.record[host]["changes"])
 
@@ -337,7 +337,7 @@ def test_each_drift_is_named_and_healed_by_one_run(breakable):
 
 def test_a_mode_that_only_a_reboot_can_set_gives_3_and_a_node_that_is_down_gives_4(breakable):
     worker, service = breakable.worker, breakable.kubelet_service(breakable.worker)
-    # R1: a pod with a network namespace of its own holds the mode. Those of Flannel and Multus have none.
+    # R1: a pod with its own network namespace blocks the mode. Those of Flannel and Multus have none.
     lab_pitfalls.start(breakable, lab_pitfalls.pod("holder", worker))
     with pytest.raises(AssertionError, match="busy"):
         breakable.node(worker, "rdma system set netns exclusive")

@@ -1,11 +1,11 @@
-"""Five pitfalls at once: verify names each, and a second run repairs exactly these.
+"""Five pitfalls at once: verify reports each, and a second run repairs exactly these.
 
 The short form of test_runs.py and test_pitfalls.py, for every commit.
 """
 
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
 
-# Those of a converged node, and what installs the plugin there.
+# Calls of a converged node, and those that install the plugin.
 REMOTE_CALLS = 15 + 6
 
 

@@ -1,8 +1,8 @@
-"""An API server as the DRA driver sees it: nodes, resourceslices and resourceclaims over the real REST contract.
+"""An API server for the DRA driver: nodes, resourceslices and resourceclaims over the real REST contract.
 
 Written from k8s.io/apiserver and pkg/registry/resource: optimistic locking, generateName, field selectors, dry runs,
-watches that end and that are too old (410), validation of sizes and of immutable fields, and fields of gates that are
-off, which are dropped without a word.
+watches that end and that are too old (410), validation of sizes and of immutable fields, and silently dropped fields of
+gates that are off.
 """
 
 import copy
@@ -30,7 +30,7 @@ class Refusal(Exception):
 
 
 def pool(specs):
-    """(generation, devices by name) of a pool as a scheduler sees it; None while it is not whole."""
+    """(generation, devices by name) of a pool as a scheduler sees it; None while it is incomplete."""
     latest = max((spec["pool"]["generation"] for spec in specs), default=0)
     current = [spec for spec in specs if spec["pool"]["generation"] == latest]
     if any(spec["pool"]["resourceSliceCount"] != len(current) for spec in current):
@@ -39,7 +39,7 @@ def pool(specs):
 
 
 class ApiServer:
-    """consumable, taints: the gates. token: the only one accepted, of the plugin of `node`: it may write no other's."""
+    """consumable, taints: the gates. token: the only one accepted, of `node`'s plugin: it writes only that node's."""
 
     def __init__(self, base, node="node1", consumable=False, taints=False):
         self.node, self.consumable, self.taints = node, consumable, taints
@@ -94,10 +94,10 @@ class ApiServer:
         }
         self.kubeconfig.write_text(json.dumps(document))
 
-    # What others do.
+    # Actions of others.
 
     def wipe(self):
-        """What a starting kubelet does."""
+        """The action of a starting kubelet."""
         with self.changed:
             for name in list(self.slices):
                 self._delete(name)
@@ -119,14 +119,14 @@ class ApiServer:
                 self._store("MODIFIED", name, found)
 
     def copy(self, found, name):
-        """A second slice of the same content, as a create whose answer was lost leaves it."""
+        """A second slice with the same content, as after a create whose answer was lost."""
         with self.changed:
             found = copy.deepcopy(found)
             found["metadata"]["name"] = name
             self._store("ADDED", name, found)
 
     def allocate(self, name, devices, namespace="default", uid=None, **more):
-        """A claim with these devices, as the scheduler leaves it. devices: {request: device} or a list of results."""
+        """A claim with these devices, as after scheduling. devices: {request: device} or a list of results."""
         uid = uid or f"uid-{name}"
         if isinstance(devices, dict):
             devices = [
@@ -139,7 +139,7 @@ class ApiServer:
         self.claims[namespace, name] = claim
         return namespace, name, uid
 
-    # What it knows.
+    # Its state.
 
     def pool(self):
         with self.changed:
@@ -235,7 +235,7 @@ class ApiServer:
         return before if same == before else self._store("MODIFIED", name, body)
 
     def _check(self, body):
-        """pkg/apis/resource/validation, what a driver can get wrong."""
+        """pkg/apis/resource/validation, the rules that a driver can violate."""
         spec = body["spec"]
         if spec.get("nodeName") != self.node:
             raise Refusal(403, "Forbidden", f"cannot write resourceslices of node {spec.get('nodeName')}")
@@ -321,7 +321,7 @@ class _Http(http.server.ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def close_all(self):
-        """As a server that is killed: its connections end."""
+        """Like a killed server: its connections end."""
         for request in list(self._open):
             try:
                 request.shutdown(2)

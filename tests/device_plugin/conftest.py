@@ -1,4 +1,4 @@
-"""The device plugin's tests need grpcio: device_plugin/requirements-dev.txt, in an environment of their own."""
+"""The device plugin's tests need grpcio: device_plugin/requirements-dev.txt, in a separate environment."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 @pytest.fixture
 def base():
-    """A folder with a short path, because socket paths hold 107 characters; in memory, for a node is 1000 files."""
+    """A folder with a short path, because socket paths hold 107 characters; in memory, as a node has 1000 files."""
     folder = tempfile.mkdtemp(prefix="dp", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
     yield pathlib.Path(folder)
     shutil.rmtree(folder)
@@ -33,7 +33,7 @@ def node(base):
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Log state is the process's; each test is a plugin of its own."""
+    """Log state belongs to the process, but each test is a separate plugin."""
     from rdma_device_plugin import log
 
     log.forget("")

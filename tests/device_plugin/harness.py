@@ -1,4 +1,4 @@
-"""Runs a Plugin in a thread or as a process, with a node of tests/fixtures below it that changes."""
+"""Runs a Plugin in a thread or as a process, with a changing node of tests/fixtures below it."""
 
 import asyncio
 import contextlib
@@ -28,9 +28,9 @@ _spec.loader.exec_module(fixture_tree)
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONWARNINGS": "error"}
 COMMAND = [sys.executable, "-m", "rdma_device_plugin"]
 
-# Seconds within which an event must have taken effect, on a machine with other work; bench.py has the figures.
+# Seconds within which an event must have taken effect on a busy machine; bench.py has the figures.
 SOON = 8.0
-# The real figures, with less patience: tests would wait for seconds to pass.
+# The real figures with shorter timeouts, because tests would have to wait for them.
 FAST = Timing(confirm=0.6, grace=0.3, connect=3.0, retry_first=0.1, retry_most=1.0, backstop=0.3)
 
 
@@ -46,7 +46,7 @@ def document(*entries, interval=None):
 
 
 class Node:
-    """A laid-out node of tests/fixtures below `root`, which changes as hardware would."""
+    """A laid-out node of tests/fixtures below `root`, which changes like hardware."""
 
     MADE_BY = {"ib_umad": "/sys/class/infiniband_mad", "rdma_ucm": "/sys/module/rdma_ucm"}
 
@@ -86,7 +86,7 @@ class Node:
         os.unlink(before)
 
     def unload(self, module):
-        """Take away what a module makes."""
+        """Remove a module's files."""
         os.rename(self.path(self.MADE_BY[module]), self._aside / module)
         return self
 
@@ -109,7 +109,7 @@ class Running:
     """A Plugin in its own thread and loop.
 
     folder: where its config lies below base; a second plugin needs another. own_netns: listen to the kernel,
-    in a network namespace of its own.
+    in its own network namespace.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Running:
         self.call(tap)
 
     def problems(self):
-        """Why it is not ready, as /readyz says."""
+        """Why it is not ready, as in /readyz."""
         return status.problems(self.plugin)
 
     def rescan(self):
@@ -206,7 +206,7 @@ class Running:
         return False
 
     def configure(self, config):
-        """Swap the file as editors do; `mount` in test_reload does it as a ConfigMap."""
+        """Swap the file as editors do; `mount` in test_reload does it like a ConfigMap."""
         unfinished = self.config_file.with_suffix(".new")
         unfinished.write_bytes(config)
         os.rename(unfinished, self.config_file)
@@ -253,7 +253,7 @@ class Process:
             self.process.wait()
 
 
-# Files whose reads never come back, as sysfs of a card with stuck firmware: a FIFO, a file system in user space.
+# Files whose reads never return, like sysfs of a card with stuck firmware: a FIFO, a file system in user space.
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH = 2
@@ -264,7 +264,7 @@ _ENOSYS = 38
 
 
 class Fifo:
-    """A named pipe in place of the file: a plain open(2) waits for a writer for ever; that of the library does not."""
+    """A named pipe instead of the file: a plain open(2) waits for a writer forever; that of the library does not."""
 
     hangs = False
 
@@ -281,8 +281,8 @@ class Fifo:
 class Fuse:
     """A file system of one regular file, mounted over it: open(2) works, read(2) gets no answer.
 
-    Not even SIGKILL ends a wait for an answer to what is asked already, as with a driver that waits for its firmware.
-    OSError where this process may not mount, or there is no FUSE.
+    Not even SIGKILL ends the wait for a pending answer, as with a driver that waits for its firmware. OSError if this
+    process may not mount, or there is no FUSE.
     """
 
     hangs = True

@@ -1,6 +1,6 @@
-"""A kubelet as a device plugin sees it: both ways of registering, its deadlines, and what it does when it restarts.
+"""A kubelet for a device plugin: both ways of registering, its deadlines, and its restarts.
 
-Written from kubernetes/pkg/kubelet/cm/devicemanager and pluginmanager. It uses grpc's threads, not asyncio, so that it
+Written from kubernetes/pkg/kubelet/cm/devicemanager and pluginmanager. It uses grpc's threads, not asyncio, so it
 shares nothing with the plugin that it talks to.
 """
 
@@ -20,7 +20,7 @@ from rdma_device_plugin.kubelet import dra_health_v1alpha1_pb2 as health_api
 from rdma_device_plugin.kubelet import dra_v1_pb2 as dra_api
 from rdma_device_plugin.kubelet import pluginregistration_pb2 as registration
 
-# Seconds that tests wait for what has no deadline of its own; machines are busy at times.
+# Seconds that tests wait if there is no other deadline; machines may be busy.
 PATIENCE = float(os.environ.get("KUBELET_DOUBLE_PATIENCE", "30"))
 DIAL, GET_INFO, NOTIFY, RECONCILE = 10.0, 1.0, 5.0, 1.0
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -36,7 +36,7 @@ def extended_resource_name(name):
 
 
 def dial(path, stopping=None):
-    """Wait until someone listens at a socket. grpc's own future for that leaves a thread behind that complains."""
+    """Wait until a socket is served. grpc's own future for that leaves a noisy thread behind."""
     deadline = time.monotonic() + DIAL
     while True:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -119,7 +119,7 @@ class Driver:
         return self._ask(self.stub.NodeUnprepareResources, dra_api.NodeUnprepareResourcesRequest, claims, timeout)
 
     def _ask(self, call, request, claims, timeout):
-        """{uid: answer}; each claim is (namespace, name, uid). As the kubelet checks: no answer is left out."""
+        """{uid: answer}; each claim is (namespace, name, uid). Checks like the kubelet that no answer is missing."""
         asked = [dra_api.Claim(namespace=space, name=name, uid=uid) for space, name, uid in claims]
         answer = call(request(claims=asked), timeout=timeout, wait_for_ready=True).claims
         assert set(answer) == {uid for _space, _name, uid in claims}
@@ -134,9 +134,9 @@ class Driver:
 class Kubelet:
     """device-plugins and plugins_registry below `base`.
 
-    watches: whether it looks at plugins_registry at all (another --root-dir, or a kubelet before 1.12, does not).
+    watches: whether it watches plugins_registry (not with another --root-dir, or before 1.12).
     refuse: error text for every registration. started: called when it starts: it wipes its node's slices.
-    dra_versions: services that it knows, its favourite first. health: gate ResourceHealthStatus.
+    dra_versions: services that it knows, the preferred one first. health: gate ResourceHealthStatus.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Kubelet:
         return self
 
     def stop(self, unlink=True):
-        """unlink: False as after SIGKILL, when kubelet.sock stays behind and nothing is listening."""
+        """unlink: False like after SIGKILL, when kubelet.sock stays behind and nothing listens."""
         self._stopping.set()
         if self._watcher:
             self._watcher.join()
@@ -213,10 +213,10 @@ class Kubelet:
     def __exit__(self, *_error):
         self.stop()
 
-    # What it knows.
+    # Its state.
 
     def devices(self, resource):
-        """{ID: health} as the node's capacity counts it; a plugin that hung up leaves unhealthy devices."""
+        """{ID: health} as in the node's capacity; a plugin that hung up leaves unhealthy devices."""
         with self.changed:
             client = self.clients.get(resource)
             if client is None:
@@ -310,10 +310,10 @@ class Kubelet:
                     due[path] = time.monotonic() + RECONCILE
 
     def _register(self, path):
-        """operation_generator.GenerateRegisterPluginFunc; False: tried again by the reconciler.
+        """operation_generator.GenerateRegisterPluginFunc; False: retried by the reconciler.
 
-        The kubelet notes the socket as registered before it calls a handler. What then goes wrong is not tried again,
-        and the socket's end deregisters.
+        The kubelet notes the socket as registered before it calls a handler. A later error is not retried, and
+        the socket's end deregisters.
         """
         added = False
         channel = grpc.insecure_channel(

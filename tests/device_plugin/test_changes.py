@@ -1,4 +1,4 @@
-"""What happens while the plugin runs: links, hot-plug, drivers that load late, config changes, reads that hang."""
+"""Changes while the plugin runs: links, hot-plug, drivers that load late, config changes, reads that hang."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from rdma_device_plugin import cdi
 from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
 
 NAME = "rdma/test_server"
-# Long enough to be measured, short enough to wait for.
+# Long enough to measure, short enough to wait for.
 HEALTH = {"downSeconds": 0.2, "upSeconds": 0.5}
 
 
@@ -221,7 +221,7 @@ def test_a_config_that_cannot_be_used_leaves_the_old_one(base, node, kubelet):
 
 
 def test_a_config_map_is_swapped(base, node, kubelet):
-    """As the kubelet does: config.json -> ..data/config.json, ..data -> a folder, renamed over"""
+    """Like the kubelet: config.json -> ..data/config.json, ..data -> a folder, renamed over"""
     folder = base / "config"
     folder.mkdir()
 
@@ -281,7 +281,7 @@ def test_a_file_of_sysfs_that_hangs_delays_nothing(base, node, kind):
             assert kubelet.wait(lambda: not list(sockets.glob("*.sock")), 1), "it has hung up"
             if not kind.hangs:
                 assert plugin.process.wait(1) == 0
-        # Where the kernel does not give the thread back, the process ends with the read.
+        # If the kernel does not return the thread, the process ends with the read.
         assert plugin.process.wait(5) == 0
 
 
@@ -311,7 +311,7 @@ def test_a_node_that_hangs_from_the_start_is_served_when_it_answers(base, node):
 
 
 def test_a_hung_config_is_reported_and_blocks_nothing_else(base, node, kubelet):
-    """A hung mount under config.json: ports, CDI and metrics go on, and /readyz says what is not known"""
+    """A hung mount under config.json: ports, CDI and metrics continue, and /readyz reports the unknown"""
     with Running(base, document(entry(count=3)), node.root, use_cdi=True, hung=0.5) as plugin:
         kubelet.wait_allocatable(NAME, 3)
         with hanging(plugin.config_file) as fuse:
@@ -340,7 +340,7 @@ def test_a_config_that_no_read_comes_back_from_is_reported_at_the_start(base, no
         assert told in plugin.error
 
 
-# --- CDI: specs of our own, written before they are needed, and no other touched (1.9, A22, A35, A37, A41, A42) -------
+# --- CDI: our specs, written before they are needed, without touching others (1.9, A22, A35, A37, A41, A42) -----------
 
 
 PF0, PF1 = "test_server:0000:01:00.0:mlx5_0", "test_server:0000:01:00.1:mlx5_1"
@@ -417,7 +417,7 @@ def test_without_a_place_for_specs_character_devices_are_given_until_there_is_on
 
 
 def remove_folder(folder):
-    """Empty the folder and remove it; the plugin may put a spec back in between, then from the start."""
+    """Empty the folder and remove it; start over if the plugin puts a spec back in between."""
     while True:
         for path in folder.iterdir():
             path.unlink(missing_ok=True)

@@ -132,7 +132,7 @@ def test_any_config_is_exit_0_with_a_line_or_exit_1_with_clear_lines(base, data,
     else:
         assert all(": warning: " in line for line in lines)
         assert len(out.getvalue().splitlines()) == 1
-    # What the daemon ends with is the same in one line, and it accepts what this accepts.
+    # The daemon ends with the same text in one line, and accepts the same configs.
     problem = ""
     try:
         load(data, strict)
@@ -143,7 +143,7 @@ def test_any_config_is_exit_0_with_a_line_or_exit_1_with_clear_lines(base, data,
 
 
 def test_check_config(base):
-    """For pipelines: each problem on a line of its own"""
+    """For pipelines: one problem per line"""
     path = base / "config.json"
     path.write_bytes(document(entry("a", 63), {**entry("b"), "speed": 1}))
     answer = run("check-config", str(path))
@@ -158,7 +158,7 @@ def test_check_config(base):
 
 
 def test_explain(base):
-    """Pitfall 5: for each NIC and each pool one line"""
+    """Pitfall 5: one line per NIC and pool"""
     (base / "config.json").write_bytes(document(entry("a"), entry("b", selectors={"ifNames": ["enp1s0f1np1"]})))
     captured = fixture_tree.write("gh200-cx7-roce", base)
     answer = run("explain", "-config-file", str(base / "config.json"), "--root", str(captured))
@@ -218,7 +218,7 @@ def test_signals_end_it_with_code_0_in_a_second(base, node, number):
     with Kubelet(base) as kubelet, Process(base, document(entry()), node.root) as plugin:
         kubelet.wait_allocatable("rdma/test_server", 100)
         status = pathlib.Path(f"/proc/{plugin.process.pid}/status").read_text()
-        # Huge pages would make the stacks of threads large; before 5.0 a kernel does not say.
+        # Huge pages would make thread stacks large; kernels before 5.0 do not report it.
         assert "THP_enabled" not in status or "THP_enabled:\t0" in status
         code, took = plugin.end(number)
         assert code == 0, plugin.log.read_text()
@@ -230,7 +230,7 @@ def test_sighup_reads_the_config_again(base, node):
     """1.1: upstream keeps rdmaHcaMax 3"""
     with Kubelet(base, watches=False) as kubelet, Process(base, document(entry(count=3)), node.root) as plugin:
         wait_for_handler(plugin.process.pid)
-        plugin.process.send_signal(signal.SIGHUP)  # in the first moment it does not end it
+        plugin.process.send_signal(signal.SIGHUP)  # at the very start it must not end the process
         kubelet.wait_allocatable("rdma/test_server", 3)
         lists = kubelet.clients["rdma/test_server"].lists
         sent = len(lists)
@@ -255,7 +255,7 @@ def test_only_changes_are_logged_also_as_json(base, node):
 
 
 def test_a_kubelet_that_ends_before_it_answers_is_no_line_of_the_library(base, node, monkeypatch):
-    """grpc's core writes one for each call in a format of its own, its Python half a traceback"""
+    """grpc's core writes one per call in its own format, its Python half a traceback"""
     kubelet = Kubelet(base, watches=False)
     monkeypatch.setattr(kubelet, "connect", lambda *_arguments: time.sleep(3))
     with kubelet, Process(base, document(entry("a"), entry("b")), node.root) as plugin:
@@ -282,7 +282,7 @@ def test_a_kubelet_that_ends_before_it_answers_is_no_line_of_the_library(base, n
 
 
 def test_a_service_manager_is_notified_of_start_and_stop(base, node, monkeypatch):
-    """sd_notify(3): ready before any kubelet is there, for the kubelet is started after it"""
+    """sd_notify(3): ready before any kubelet, because the kubelet starts later"""
     monkeypatch.setitem(ENVIRONMENT, "NOTIFY_SOCKET", f"{base}/notify")
     (base / "device-plugins").mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -326,7 +326,7 @@ def test_no_capability_is_needed(base, node):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_a_signal_in_the_first_moment_ends_it_with_code_0(base, node, number):
-    """Before the event loop is there: as PID 1 the kernel would drop it, else it would end in a traceback"""
+    """Before the event loop exists: as PID 1 the kernel would drop it, else it would end in a traceback"""
     for delay in (0.03, 0.06, 0.1, 0.15, 0.2, 0.3):
         with Process(base, document(entry()), node.root) as plugin:
             wait_for_handler(plugin.process.pid)
@@ -336,7 +336,7 @@ def test_a_signal_in_the_first_moment_ends_it_with_code_0(base, node, number):
 
 
 def wait_for_handler(pid):
-    """Until the process has a handler of its own for SIGTERM; Python needs some 20 ms to reach our first line."""
+    """Wait until the process has its own handler for SIGTERM; Python needs some 20 ms to reach our first line."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
@@ -414,7 +414,7 @@ def test_the_generated_code_is_that_of_the_contract(base):
 def test_a_module_imports_only_from_lower_layers(path):
     if path.stem == "__init__":
         return
-    # Under the oldest Python of a node, and a module without a layer is none.
+    # On the oldest Python of a node; every module must have a layer.
     level = next(number for number, names in enumerate(LAYERS) if path.stem in names)
     below = set().union(*LAYERS[:level]) | {"hca", "kubelet", "__version__", "hca.text"}
     tree = ast.parse(path.read_text(), feature_version=(3, 9))
@@ -425,7 +425,7 @@ def test_a_module_imports_only_from_lower_layers(path):
 
 
 def test_a_wheel_holds_the_package_and_the_library(base):
-    """One source of the library: the build puts it in"""
+    """One source of the library: the build adds it"""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     built = told([*pip, "-w", str(base), str(PACKAGE)])
     assert built.returncode == 0, built.stderr

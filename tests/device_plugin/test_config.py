@@ -1,6 +1,6 @@
 """config.json: upstream's cases (A3 to A20), Go's JSON rules, what the kubelet would refuse, and our extensions.
 
-The last part has a config and a node in, and what a kubelet gets to see over its sockets out.
+The last part compares a config and a node with a kubelet's view over its sockets.
 """
 
 import json
@@ -29,7 +29,7 @@ def pool(**more):
 
 
 def raw(text):
-    """A document with one entry that is fit apart from what is added to it."""
+    """A document with one entry that is valid except for the additions."""
     return load(b'{"configList":[{"resourceName":"a","selectors":{"vendors":["15b3"]}%s}]}' % text.encode()).pools[0]
 
 
@@ -111,7 +111,7 @@ def test_half_a_surrogate_pair_can_be_printed():
     )
 
 
-# What the kubelet would refuse, and names that upstream refuses and the kubelet takes.
+# Names that the kubelet would refuse, and those that upstream refuses but the kubelet accepts.
 
 
 def test_pci_ids_that_can_match_nothing_are_warned_of():
@@ -128,7 +128,7 @@ def test_the_list_of_another_plugin_is_named(key, told):
     assert ("resourceList" in problem) is told
 
 
-# What is refused.
+# Refused configs.
 
 
 def one(**more):
@@ -205,7 +205,7 @@ _VALUES = st.recursive(
 
 
 def _loads(data):
-    """A Config, or None where there are problems, of which each is clear."""
+    """A Config, or None if there are problems, each of which is clear."""
     config, found = None, ["none"]
     try:
         config = load(data)
@@ -230,7 +230,7 @@ def test_what_is_accepted_is_what_the_kubelet_accepts(name, prefix):
     assert (_loads(document(entry(name, resourcePrefix=prefix))) is not None) == wanted
 
 
-# What only the kubelet would refuse.
+# Entries that only the kubelet would refuse.
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_another_kubelet_root(base, node):
 
 
 def test_the_environment_names_the_hcas_of_a_container(base):
-    """Pitfall 10: upstream gives all HCAs to each container and no word"""
+    """Pitfall 10: upstream silently gives all HCAs to each container"""
     node = Node(base / "node", "h100-8x-cx7-ib")
     config = document(
         entry(count=16, allocation="spread", env="nccl"), entry("numa", 2, allocation="numa", topology="auto")
@@ -338,7 +338,7 @@ def test_the_environment_names_the_hcas_of_a_container(base):
         assert not kubelet.allocate("rdma/numa", ["1"]).container_responses[0].envs
 
 
-# Configs of the Go plugin, as printed in published guides, on nodes that fit them.
+# Configs of the Go plugin from published guides, on matching nodes.
 
 
 CONFIGS = json.loads((fixture_tree.texts("guides") / "configs.txt").read_text())
@@ -348,7 +348,7 @@ H100 = ("h100-8x-cx7-ib", tuple((f"ibp{bus}s0", f"ens{8 + number}f0np0") for num
 IB = ("h100-8x-cx7-ib", (("ibp24s0", "ibs1f0"), ("ibp58s0", "ibs1f1")))
 BOTH = ["uverbs0", "uverbs1", "umad0", "umad1", "rdma_cm"]
 
-# Each with what its guide prints: resource, count, files of one container.
+# Each with its guide's output: resource, count, files of one container.
 PRINTED = {
     "shared-devices-a-b": (
         GH200,

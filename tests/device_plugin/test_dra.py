@@ -1,4 +1,4 @@
-"""Mode dra: registration, slices, claims and health, between a kubelet and an API server that are doubles."""
+"""Mode dra: registration, slices, claims and health, between doubles of a kubelet and an API server."""
 
 import asyncio
 import contextlib
@@ -98,7 +98,7 @@ def test_an_older_kubelet_takes_the_older_version(base, node, api):
 
 
 def test_a_watch_that_swallows_its_cancellation_keeps_nothing_from_its_end(base, node, kubelet, api, monkeypatch):
-    """As a library between us and the network can: sockets go, and the process ends in its time."""
+    """Like a network library can: sockets go, and the process ends in time."""
     watch = kubeapi.Api.watch
 
     async def stubborn(self, version, seconds):
@@ -335,7 +335,7 @@ def test_two_claims_share_an_hca(base, node, kubelet):
 
 
 UNPREPARED = [
-    (lambda claim: claim["metadata"].update(uid="another"), "was deleted and made again"),
+    (lambda claim: claim["metadata"].update(uid="another"), "was deleted and recreated"),
     (lambda claim: claim.update(status={}), "it is not allocated"),
     (lambda claim: claim["status"]["allocation"]["devices"].update(results=[]), "no device of"),
     (lambda claim: claim["status"]["allocation"]["devices"]["results"][0].update(pool="node2"), "-node-name"),
@@ -392,7 +392,7 @@ def test_a_claim_brings_the_network_of_its_rail_to_its_own_pod(base, node, kubel
         assert "rail3.conf" in driver.prepare(late)["uid-late"].error
     with dra(base, node, api) as plugin:
         soon(plugin, api, units(UP, 3))
-        assert "it is no rail" in kubelet.driver().prepare(late)["uid-late"].error
+        assert "it is not a rail" in kubelet.driver().prepare(late)["uid-late"].error
 
 
 def test_a_uid_becomes_no_path(base, node, kubelet, api):
@@ -505,7 +505,7 @@ def test_mode_device_plugin_says_what_it_does_not_serve(base, node, kubelet, api
 
 
 def test_a_kubelet_that_hangs_up_while_a_claim_is_written_leaves_no_record(base, node, kubelet, api, monkeypatch):
-    """The file is written after its unprepare was asked for, and has to go."""
+    """The file is written after the request to unprepare it, and has to go."""
     write, saving = claimspecs.write, threading.Event()
 
     def slow(*arguments):
@@ -531,7 +531,7 @@ def _given_up(driver, claim):
         driver.prepare(claim, timeout=0.7)
 
 
-# The life of claims that nobody ends.
+# Claims that nothing unprepares.
 
 
 def reserved_no_more(claim):

@@ -28,7 +28,7 @@ JSON = some.recursive(
     max_leaves=8,
 )
 QUIET = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
-ANY_TIME = settings(deadline=None)  # machines are busy at times
+ANY_TIME = settings(deadline=None)  # machines may be busy
 
 
 def listed(count, taints=False):
@@ -37,7 +37,7 @@ def listed(count, taints=False):
 
 
 def carried_out(api, steps):
-    """As the publisher does it; at each moment a scheduler sees the whole new pool, or none."""
+    """Like the publisher; at each moment a scheduler sees the whole new pool, or none."""
     for step in steps:
         verb = {"delete": "DELETE", "create": "POST", "replace": "PUT"}[step.verb]
         with api.changed:
@@ -196,7 +196,7 @@ def test_the_mode_decides_who_serves_an_entry(mode, over_dra):
 
 
 def test_mode_device_plugin_loads_nothing_of_dra():
-    """Its start and its memory are those of before"""
+    """Start time and memory are unchanged"""
     program = (
         "import sys; from rdma_device_plugin import cli; cli._asyncio(); from rdma_device_plugin import daemon;"
         "print(*(name for name in sys.modules if 'dra' in name or name.partition('.')[0] in"

@@ -1,7 +1,7 @@
 """The slices against a real API server: DRA_K3S=build has it built from Go modules (lab/testbed).
 
-The API server is the better judge of what it keeps, of validation and of the garbage collection of owners. The kubelet
-stays a double, and so does the wipe of its start.
+The real API server shows the fields that it keeps, its validation and its garbage collection of owners. The kubelet
+and its wipe at the start are doubles.
 """
 
 import base64
@@ -46,7 +46,7 @@ def program():
 
 
 def free_port():
-    """A port of 127.0.0.1 whose two successors are free too: those of the datastore."""
+    """A port of 127.0.0.1 whose two successors, for the datastore, are free too."""
     for port in range(23000, 23900, 10):
         try:
             for number in range(3):
@@ -79,7 +79,7 @@ class Server:
             self.config["kube-apiserver-arg"] = ["feature-gates=" + ",".join(f"{gate}=true" for gate in gates)]
 
     def start(self):
-        """Until the controllers have made the default service account: they start last but for the scheduler."""
+        """Wait until the controllers have created the default service account: only the scheduler starts later."""
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "config.yaml"
         config.write_text(json.dumps(self.config))
@@ -92,7 +92,7 @@ class Server:
             try:
                 self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default")
                 return
-            except OSError as error:  # nobody answers yet, or not with the object
+            except OSError as error:  # no answer yet, or not with the object
                 seen = str(error)
             time.sleep(0.3)
         raise AssertionError(f"{seen}; see {self.log}")
@@ -134,7 +134,7 @@ class Server:
         self.ask("DELETE", SLICES)
 
     def devices(self):
-        """{name: device} of the whole pool; None while it is not whole."""
+        """{name: device} of the whole pool; None while it is incomplete."""
         found = pool([one["spec"] for one in self.slices()])
         return found and found[1]
 

@@ -1,4 +1,4 @@
-"""Discovery over captured nodes, selectors, character devices, health: everything that is decided without a socket."""
+"""Discovery over captured nodes, selectors, character devices, health: all decisions without a socket."""
 
 import shutil
 
@@ -49,7 +49,7 @@ def card(name="mlx5_0", **more):
     ({"selectors": {"ifNames": ["eth0"]}}, [card(netdevs=())], True),
     ({"extraSelectors": {"ifNames": ["eth*"]}}, [card(netdevs=())], True),
     ({"selectors": {"ifNames": ["eth0"]}}, [card(netdevs=()), card("mlx5_1")], False),  # others are left
-    ({"selectors": {"ifNames": ["eth9"]}}, [card()], False),  # a name that was never there
+    ({"selectors": {"ifNames": ["eth9"]}}, [card()], False),  # a name that never existed
     ({"extraSelectors": {"pciAddresses": ["0000:01:00.0"]}}, [card(netdevs=())], False),
 ])  # fmt: skip
 def test_an_interface_that_a_pod_has_taken_is_missed(selectors, there, told):
@@ -104,11 +104,11 @@ OVER_ALL = {"vendors": ["15b3", "8086"], "drivers": ["mlx5_core"], "linkTypes": 
     ("rxe-and-siw", {"selectors": NAMES}, ""),
     ("rxe-and-siw", {"selectors": NAMES, "softwareDevices": True}, "rxe0 rxe1 siw_eth2"),
     ("rxe-and-siw", {"selectors": {"vendors": ["15b3"]}, "softwareDevices": True}, ""),
-    # 1.3: upstream compares the first name of a function only and warns about the others.
+    # 1.3: upstream compares only the first name of a function and warns about the others.
     ("mlx4-two-ports", {"selectors": {"ifNames": ["ens3d1"]}}, "mlx4_0"),
     ("mlx4-two-ports", {"selectors": {"ifNames": ["ibs3"]}}, "mlx4_0"),
     ("mlx4-two-ports", {"selectors": {"linkTypes": ["infiniband"]}}, "mlx4_0"),
-    # Pitfall 5: upstream refuses iWARP and EFA for want of umad.
+    # Pitfall 5: upstream refuses iWARP and EFA because they lack umad.
     ("efa", {"selectors": {"vendors": ["1d0f"]}}, "rdmap0s6"),
     ("irdma", {"selectors": {"vendors": ["8086"]}}, "rocep101s0f0 rocep101s0f1"),
 ])  # fmt: skip
@@ -143,7 +143,7 @@ def test_a_software_hca_lies_where_its_nic_does(laid_out):
     ("Ethernet", {"issm": ()}, None),
 ])  # fmt: skip
 def test_what_is_required_follows_from_the_link_layer(layer, missing, code):
-    """Pitfall 5: upstream refuses iWARP and EFA for want of umad"""
+    """Pitfall 5: upstream refuses iWARP and EFA because they lack umad"""
     out = pools.judge(pool(), card(ports=(Port(1, "ACTIVE", layer, None),), **missing))
     assert (out.code if out else None) == code
 
@@ -252,7 +252,7 @@ def test_the_netns_mode_is_read(laid_out):
     assert not pools.discover(Tree(str(laid_out("card-without-mlx5-ib")))).exclusive, "ib_core is not loaded"
 
 
-# --- units and what they stand for ------------------------------------------------------------------------------------
+# --- units and their HCAs ---------------------------------------------------------------------------------------------
 
 
 def numbered(number, node=0, ports=1):

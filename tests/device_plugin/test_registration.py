@@ -27,7 +27,7 @@ def kubelet(base, request):
 
 @pytest.fixture
 def plugin(base, node, kubelet):
-    """What is noticed here is noticed by events: the slow looks behind them come too late."""
+    """Events notice everything here: the slow polls behind them come too late."""
     with Running(base, CONFIG, node.root, timing=FAST._replace(backstop=60)) as running:
         kubelet.wait_allocatable(NAME, 100)
         yield running
@@ -41,7 +41,7 @@ def test_a_pool_is_advertised_in_the_mode_that_the_directories_ask_for(base, kub
     assert kubelet.count("register") == (0 if kubelet.watches else 1)
     assert plugin.until(lambda: plugin.resource().state == "registered")
     assert plugin.resource().mode == ("watch" if kubelet.watches else "legacy")
-    for info in [line[2] for line in kubelet.log if line[0] == "info"]:  # pitfall 1: it names no path in the container
+    for info in [line[2] for line in kubelet.log if line[0] == "info"]:  # pitfall 1: it has no path in the container
         assert (info.type, info.name, info.endpoint) == ("DevicePlugin", NAME, "")
         assert list(info.supported_versions) == ["v1beta1"]
 
@@ -81,7 +81,7 @@ def test_a_refused_registration_is_reported_and_retried(base, node, watches):
         assert "no room" in plugin.resource().error
         assert "no room" in plugin.problems()[0]
         assert sum(plugin.resource().registrations.values()) >= 1
-        # Watch: the fallback to Register is refused as well, and reported.
+        # Watch: the fallback to Register is also refused, and reported.
         assert kubelet.wait(lambda: kubelet.count("register") >= 2)
         kubelet.refuse = ""
         kubelet.wait_allocatable(NAME, 100)
@@ -116,7 +116,7 @@ def test_a_socket_that_is_not_listened_on_yet(base, node):
 
 
 def test_a_kubelet_that_does_not_answer_is_left_for_its_successor(base, node):
-    """The next one removes our socket before it listens; the call must not wait, nor go to it without a socket"""
+    """The next kubelet removes our socket before it listens; the call must not wait, nor reach it without a socket"""
     (base / "device-plugins").mkdir()
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(base / "device-plugins/kubelet.sock"))
@@ -181,7 +181,7 @@ def test_a_socket_that_is_not_ours_is_left_alone(base, node):
         with Running(base, CONFIG, node.root) as plugin:
             assert plugin.until(lambda: "another process serves" in plugin.resource().error)
         assert os.stat(path).st_ino == inode
-    # Nobody listens any more: what a crashed predecessor leaves is replaced, also where the clock was set back since.
+    # Nothing listens any more: a crashed predecessor's leftover is replaced, even if the clock was set back since.
     ahead = time.time() + 86400
     os.utime(path, (ahead, ahead))
     with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
@@ -280,7 +280,7 @@ def test_a_kubelet_that_does_not_read_blocks_nothing(base, node):
 # --- what the kernel reports: uevents as it writes them, directories, sockets, locks ----------------------------------
 
 
-# As the kernel sends it for `rdma link add rxe0 type rxe netdev eth0`.
+# As sent by the kernel for `rdma link add rxe0 type rxe netdev eth0`.
 ADDED = (
     b"add@/devices/virtual/infiniband/rxe0\0ACTION=add\0DEVPATH=/devices/virtual/infiniband/rxe0\0"
     b"SUBSYSTEM=infiniband\0NAME=rxe0\0SEQNUM=2048\0"
@@ -386,7 +386,7 @@ def test_who_answers_at_a_socket(base):
 
 
 def test_a_foreign_socket_is_never_overwritten(base):
-    """Someone else may come while ours is made, as the Go plugin does: it takes a socket away and binds its own."""
+    """Another program may come while ours is created, like the Go plugin, which removes a socket and binds its own."""
     path = str(base / "a.sock")
     with contextlib.ExitStack() as opened:
 
@@ -410,7 +410,7 @@ def test_a_foreign_socket_is_never_overwritten(base):
         bound(path + ".new")
         left_behind = sockets.publish(path + ".new", path)
         assert sockets.identity(path) == left_behind != there
-        # Our own one is replaced, however young it is.
+        # Our own socket is replaced at any age.
         bound(path + ".new").listen(1)
         assert sockets.publish(path + ".new", path, left_behind) == sockets.identity(path) != left_behind
         assert [file.name for file in base.iterdir()] == ["a.sock"]

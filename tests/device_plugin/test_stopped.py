@@ -1,4 +1,4 @@
-"""What it tells others, also when it is stopped or stuck: watchdog, socket, /metrics, /readyz."""
+"""Its reports, even when it is stopped or stuck: watchdog, socket, /metrics, /readyz."""
 
 import os
 import pathlib
@@ -21,20 +21,20 @@ from rdma_device_plugin.status import parse_address
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-# Node-side code of the collection, which needs nothing but the standard library.
+# Node-side code of the collection, which only needs the standard library.
 ask = runpy.run_path(str(ROOT / "plugins/module_utils/_device_plugin/ask.py"))["ask"]
 
 
 @pytest.fixture
 def manager(base):
-    """A real notification socket, as systemd has one."""
+    """A real notification socket, like systemd's."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
         made.bind(f"{base}/notify")
         yield made
 
 
 def fed(manager, seconds):
-    """Whether the watchdog is fed within so many seconds."""
+    """Whether the watchdog is fed within this many seconds."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         manager.settimeout(left)
@@ -56,7 +56,7 @@ def drain(manager):
 
 
 def test_a_loop_that_is_stuck_feeds_no_watchdog_and_answers_nobody(base, node, manager, monkeypatch):
-    """The process runs and its other threads do: only what answers the kubelet hangs."""
+    """The process and its other threads run: only the loop that answers the kubelet hangs."""
     monkeypatch.setenv("NOTIFY_SOCKET", f"{base}/notify")
     (base / "device-plugins").mkdir()
     with Running(base, document(entry()), node.root, timing=FAST) as plugin:
@@ -87,7 +87,7 @@ def test_a_manager_that_takes_nothing_holds_the_loop_up_for_a_moment_only(base, 
 
 
 def serve(base, answer):
-    """A socket whose server says the same to everybody."""
+    """A socket whose server gives everybody the same answer."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"{base}/odd.sock")
     listener.listen(1)
@@ -107,11 +107,11 @@ def serve(base, answer):
 @pytest.mark.parametrize(
     ("answer", "seen"),
     [
-        (b"", "it hangs up"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it hangs up"),
-        (bytes([0, 0, 8, 7, 0, 0, 0, 0, 0]) + bytes(8), "it hangs up on the call"),
-        (bytes([0, 0, 4, 3, 0, 0, 0, 0, 1]) + bytes(4), "it hangs up on the call"),
-        (bytes([0, 0, 0, 1, 5, 0, 0, 0, 1]), "it answers, and refuses the call GetDevicePluginOptions"),
+        (b"", "it closes the connection"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it closes the connection"),
+        (bytes([0, 0, 8, 7, 0, 0, 0, 0, 0]) + bytes(8), "it closes the connection on the call"),
+        (bytes([0, 0, 4, 3, 0, 0, 0, 0, 1]) + bytes(4), "it closes the connection on the call"),
+        (bytes([0, 0, 0, 1, 5, 0, 0, 0, 1]), "it answers, but refuses the call GetDevicePluginOptions"),
     ],
     ids=["nothing", "HTTP/1.1", "GOAWAY", "RST_STREAM", "no such service"],
 )
@@ -151,7 +151,7 @@ RAILS = [
 
 
 def test_ports_are_looked_at_twice_a_second_and_told_of_once(base):
-    """A change is seen within half a second and downSeconds; without one, the loop hears of nothing but backstops"""
+    """A change is seen within half a second and downSeconds; without one, only backstops wake the loop"""
     node = Node(base / "node", FIXTURE)
     reads, told = [], []
 
@@ -179,7 +179,7 @@ def test_ports_are_looked_at_twice_a_second_and_told_of_once(base):
 
 
 def test_a_state_that_a_scan_saw_first_is_not_forgotten(base):
-    """A scan sees the port down; it is up again before the next look, which finds what it knew before"""
+    """A scan sees the port down; it is up again before the next look, which finds the known state"""
     node = Node(base / "node", FIXTURE)
     with (
         Kubelet(base) as kubelet,
@@ -318,7 +318,7 @@ def test_addresses():
 
 
 def test_idle_connections_use_up_no_descriptors(base, node, port):
-    """A thousand connections that say nothing: HCAs stay healthy, and the next scrape is answered"""
+    """A thousand silent connections: HCAs stay healthy, and the next scrape is answered"""
     with (
         Kubelet(base, watches=False) as kubelet,
         Running(base, document(entry()), node.root, metrics=f"127.0.0.1:{port}") as plugin,

@@ -1,8 +1,8 @@
-"""A Debian root of the lab's image to install drivers in, at this machine's own speed.
+"""A Debian root from the lab's image to install drivers in, at this machine's native speed.
 
-Packages, apt, dpkg, dkms, compiler and kernel headers are real. Doubles stand for what only a booted machine has: the
-release that uname and /proc tell is that of the image's kernel, and systemctl agrees to everything. It takes a user who
-may mount, and leaves no mount behind.
+Packages, apt, dpkg, dkms, compiler and kernel headers are real. Doubles replace what only a booted machine has: uname
+and /proc show the release of the image's kernel, and systemctl agrees to everything. It needs the right to mount, and
+leaves no mount behind.
 """
 
 import json
@@ -43,7 +43,7 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Root:
-    """The image below an overlay that keeps what is written; `given` is its /srv/driver."""
+    """The image below an overlay that takes the writes; `given` is its /srv/driver."""
 
     def __init__(self, image: pathlib.Path, folder: pathlib.Path):
         self.image, self.folder = image, folder
@@ -93,7 +93,7 @@ class Root:
 
 
 def reason_against() -> str | None:
-    """Why there can be no root here; None where there can."""
+    """Why there can be no root here, or None."""
     if os.geteuid():
         return "root is needed for an overlay and a chroot"
     if not pathlib.Path("/dev/loop-control").exists():

@@ -1,6 +1,6 @@
-"""A driver stack of our own, in real packages: a DKMS module with the vendor's names and versions.
+"""A stand-in driver stack in real packages: a DKMS module with the vendor's names and versions.
 
-Each repository is flat, as the vendor's are, and signed with a key made here. The modules do nothing but load.
+Each repository is flat, like the vendor's, and signed with a key made here. The modules only load.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ MODULES = ("mlx_compat", "mlx5_core", "mlx5_ib")
 NAME = "mlnx-ofed-kernel"
 # DOCA release -> version of its kernel package; the same pairs as in the vendor's release notes.
 RELEASES = {"3.2.1": "25.10.OFED.25.10.1.6.6.1", "3.3.0": "26.01.OFED.26.01.1.0.0.1"}
-# User space of the stack as DOCA 3.2.1 calls it, and what the distribution of the tests has instead.
+# The stack's user space with the names of DOCA 3.2.1, and the distribution's packages instead.
 USER_SPACE, DISTRIBUTION = ("srptools", "2510.0.11-1"), ("srptools", "50.0-2")
-# What GPU memory registers with has another CRC in each release, as the vendor's has had.
+# The function that GPU memory registers with has another CRC in each release, like the vendor's.
 _CLIENTS = {"3.2.1": "const void *client, int version", "3.3.0": "const void *client, unsigned long version"}
 NVIDIA = "570.86.15"
 LABEL = "DOCA-HOST test"
 
-# Without <linux/module.h>, which takes a compiler on an emulated processor seven times as long as all the rest.
+# Without <linux/module.h>, which takes seven times as long as the rest on an emulated processor.
 _SOURCE = """
 #include <linux/errno.h>
 #include <linux/export.h>
@@ -46,14 +46,14 @@ _POSTINST = """#!/bin/sh
 set -e
 case "$1" in configure) /usr/lib/dkms/common.postinst {name} {version} "" "" ;; esac
 """
-# As the vendor's, a build leaves behind what the modules of others are built against.
+# Like the vendor's, a build leaves behind the files for building foreign modules.
 _POST_BUILD = """#!/bin/sh
 case "$PWD" in /var/lib/dkms/*) ;; *) exit 0 ;; esac
 mkdir -p /usr/src/ofa_kernel/default
 echo 'void *ib_register_peer_memory_client(CLIENT);' > /usr/src/ofa_kernel/default/peer.h
 cp Module.symvers /usr/src/ofa_kernel/default/
 """
-# A closed GPU driver, which finds the symbol where the RDMA stack has left it, or becomes a stub.
+# A closed GPU driver, which finds the symbol where the RDMA stack left it, or becomes a stub.
 _NVIDIA_MAKE = """obj-m := nvidia.o nvidia-peermem.o
 OFA := /usr/src/ofa_kernel/default
 ifneq ($(wildcard $(OFA)/peer.h),)
@@ -79,7 +79,7 @@ esac
 
 
 class Key:
-    """An OpenPGP key in a keyring of its own."""
+    """An OpenPGP key in a separate keyring."""
 
     def __init__(self, home: pathlib.Path, user: str = "Driver test <driver@test.invalid>", kind: str = "ed25519"):
         self.home = home
@@ -154,7 +154,7 @@ class Repository:
         return self
 
     def take_in(self, archive: pathlib.Path) -> Repository:
-        """A package of someone else's, packed again with zstd: an emulated processor takes minutes over xz."""
+        """A foreign package, repacked with zstd, because an emulated processor needs minutes for xz."""
         tree = self.folder / ".taken"
         _run("dpkg-deb", "--raw-extract", str(archive), str(tree))
         target = self.folder / archive.name.replace("%3a", ".")
@@ -163,7 +163,7 @@ class Repository:
         return self
 
     def publish(self, key: Key, label: str = LABEL) -> Repository:
-        """Index and signature over the packages that are there now."""
+        """Index and signature of the present packages."""
         stanzas = []
         for archive in sorted(self.folder.glob("*.deb")):
             data = archive.read_bytes()
@@ -186,7 +186,7 @@ class Repository:
         return self
 
     def tamper(self, name: str) -> Repository:
-        """Changes a byte of a package behind the back of the signed index, its size as before."""
+        """Changes a byte of a package without updating the signed index; its size stays."""
         archive = next(self.folder.glob(f"{name}_*.deb"))
         data = bytearray(archive.read_bytes())
         data[-1] ^= 0xFF
@@ -209,7 +209,7 @@ def tools(folder: pathlib.Path, status: str, kernel: str, target: pathlib.Path, 
     repository = Repository(target)
     for archive in (folder / "archives").glob("*.deb"):
         repository.take_in(archive)
-    # Not the label of the stack: the role pins a dkms of that repository away.
+    # Not the label of the stack, because the role pins that repository's dkms away.
     repository.publish(key, "driver test tools")
     key.close()
     return repository
@@ -259,7 +259,7 @@ def _run(*argv: str) -> str:
 
 
 def build_all(target: pathlib.Path) -> dict:
-    """Every repository of the tests, with the two keys; what is to be known of them."""
+    """Every repository of the tests, with the two keys and their data."""
     key, stranger = Key(target / "key"), Key(target / "stranger", "Someone else <x@test.invalid>")
     Repository(target / "first").stack("3.2.1").publish(key)
     Repository(target / "second").stack("3.3.0").publish(key)

@@ -2,7 +2,7 @@
 
     DRIVER_IMAGE=.lab/image/HASH pytest tests/driver/test_in_root.py -x -v
 
-What a booted node adds (gate, reboot, memory) is for test_on_lab.py. The tests build on one another.
+test_on_lab.py covers what needs a booted node (gate, reboot, memory). The tests build on one another.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Driver:
                 "url": f"file:///srv/driver/repositories/{name}/",
                 "key": (self.root.given / f"repositories/{key}.asc").read_text(),
                 "fingerprints": [self.about["fingerprint"]],
-                # Of no use where the root has gpg.
+                # Not used if the root has gpg.
                 "key_sha256": hashlib.sha256((self.root.given / "repositories/key.asc").read_bytes()).hexdigest(),
                 "label": "DOCA-HOST*",
                 "known": "",
@@ -62,7 +62,7 @@ class Driver:
         return result["msg"]
 
     def state(self) -> dict:
-        """Installed versions, builds, and which module a load would take."""
+        """Installed versions, builds, and the module that would be loaded."""
         query = f"dpkg-query -W -f '${{Version}} ${{db:Status-Status}}\\n' doca-ofed {BASE} 2>/dev/null || true"
         kernel = self.root.kernel
         return {
@@ -102,7 +102,7 @@ def test_headers_that_are_not_to_be_had_stop_it(driver):
 
 @pytest.fixture(scope="module")
 def tools(driver, tmp_path_factory):
-    """dkms, compiler and headers become available to the root's apt, as they are to that of a real node."""
+    """dkms, compiler and headers become available to the root's apt, as on a real node."""
     status = driver.root.run("cat /var/lib/dpkg/status") + "\n"
     key = stack.Key(driver.root.given / "repositories/key")
     stack.tools(tmp_path_factory.mktemp("tools"), status, driver.root.kernel, driver.root.given / "tools", key)
@@ -210,7 +210,7 @@ def crc(root, module: str) -> str:
 
 
 def test_a_closed_nvidia_driver_is_rebuilt_under_the_new_stack_in_the_same_run(driver, gpu_node):
-    assert not wants_peer_memory(gpu_node)  # built before there was a stack: a stub, whose init fails without a word
+    assert not wants_peer_memory(gpu_node)  # built before there was a stack: a stub, whose init fails silently
     refusal = driver.refusal(**driver.wanted("whole", version="3.2.1"))
     assert "driver_nvidia_rebuild_allowed: true" in refusal
     assert f"dkms remove -m nvidia -v {stack.NVIDIA} -k {gpu_node.kernel}" in refusal

@@ -1,10 +1,10 @@
-"""The driver role on a lab node with a kernel of its own: packages by apt, modules by DKMS, reboots.
+"""The driver role on a lab node with its own kernel: packages by apt, modules by DKMS, reboots.
 
-It takes a lab node for itself and many minutes under emulation: tests/run-driver-lab brings the node up and takes it
-away again. What needs no booted node is shown by test_in_root.py, faults of all kinds among it.
+It needs a separate lab node and many minutes under emulation: tests/run-driver-lab brings the node up and removes it.
+test_in_root.py covers everything that needs no booted node, including all kinds of faults.
 
-The tests build on one another and are run in the order in which they stand here. The repositories lie in the lab's
-folder, so that after a failure a restored snapshot of the node can be taken up where it was saved.
+The tests build on one another and run in this order. The repositories are in the lab's folder, so after a failure a
+restored snapshot of the node can continue.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ THERE = "/srv/driver-test"
 TOOLS = "/etc/apt/sources.list.d/driver-test-tools.sources"
 KERNEL_PACKAGE = "mlnx-ofed-kernel-dkms"
 
-pytestmark = pytest.mark.skipif(not NODE, reason="not verified: needs a lab node of its own (DRIVER_LAB=node1)")
+pytestmark = pytest.mark.skipif(not NODE, reason="not verified: needs a separate lab node (DRIVER_LAB=node1)")
 
 
 class Node:
@@ -59,7 +59,7 @@ class Node:
             "driver_repository_key": str(self.folder / "key.asc"),
             "driver_repository_key_sha256": hashlib.sha256((self.folder / "key.asc").read_bytes()).hexdigest(),
             "driver_repository_fingerprint": self.about["fingerprint"],
-            # Whether a reload would do depends on the soft-RoCE devices that the lab's hardware unit has made by then.
+            # Whether a reload is enough depends on the soft-RoCE devices of the lab's hardware unit by then.
             "driver_reload_allowed": False,
             **variables,
         }
@@ -70,7 +70,7 @@ class Node:
         return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
 
     def imprint(self) -> str:
-        """What a run that stops early must leave as it was."""
+        """State that a run that stops early must not change."""
         return self.ssh(
             "dpkg-query -W 'doca*' 'mlnx*' 2>/dev/null;"
             "ls /etc/apt/sources.list.d /etc/apt/preferences.d /etc/apt/keyrings;"
@@ -163,7 +163,7 @@ def test_a_second_run_changes_nothing(node):
 
 
 def test_a_reload_is_refused_where_the_way_in_goes_over_the_hca(node):
-    """The management port of the node is made an HCA by a software RoCE device on it."""
+    """A software RoCE device turns the node's management port into an HCA."""
     node.ssh("rdma link add rxe99 type rxe netdev eth0")
     try:
         asked = {"driver_activation": "reload", "driver_reload_allowed": True, "reboot_allowed": True, **SECOND}
@@ -173,7 +173,7 @@ def test_a_reload_is_refused_where_the_way_in_goes_over_the_hca(node):
 
 
 def test_the_upgrade_reboots(node):
-    # Without the trial build, which the installation and the downgrade have.
+    # Without the trial build, which installation and downgrade include.
     code, output = node.play("second", driver_flavor="doca", reboot_allowed=True, driver_trial_build=False, **SECOND)
     assert code == 0, output
     assert node.loaded() == "26.01.1.0.0"

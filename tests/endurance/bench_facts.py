@@ -4,8 +4,8 @@
     bench_facts.py --root /   on this machine
 
 Medians of many rounds, the two ways in turn. Raw means: open, read and close each file that gathering opened, GID slots
-included, by their paths, in a loop that does nothing with what it reads. On a node without this collection the folders
-plugins/module_utils/hca and tests/endurance are enough, side by side as they are here.
+included, by path, in a loop that ignores the content. On a node without this collection the folders
+plugins/module_utils/hca and tests/endurance are enough, in the same layout.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=51)
     options = parser.parse_args()
     forks, armed = [], []
-    # Python's own audit events, whoever starts a process.
+    # Python's own audit events show every started process.
     sys.addaudithook(lambda event, _arguments: forks.append(event) if armed and event in FORKING else None)
     with tempfile.TemporaryDirectory() as folder:
         root = options.root
@@ -90,7 +90,7 @@ def main() -> int:
     print(f"  gather            {median['facts']:8.2f} ms")
     print(f"  the same files raw{median['raw']:8.2f} ms   ratio {ratio:.2f} (goal <= {GOAL_RATIO:g})")
     print(f"  forks             {len(forks) / options.rounds:8g}      (goal {GOAL_FORKS})")
-    return int(len(forks) > GOAL_FORKS)  # a ratio on a busy machine is a figure, and a fork is a fault
+    return int(len(forks) > GOAL_FORKS)  # the ratio is only a figure on a busy machine, but a fork is a fault
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """bench_peer.py [--rounds N]: this plugin and the Go one on one lab node, in one run: medians and ratios.
 
 The Go plugin (Mellanox/k8s-rdma-shared-dev-plugin, version in lab/testbed/peer-plugin/go.mod) is built from its Go
-module. Both get the same config.json, the same laid-over sysfs tree of 8 HCAs and the same kubelet double. The node is
+module. Both get the same config.json, the same overlaid sysfs tree with 8 HCAs and the same kubelet double. The node is
 emulated, so only the ratios mean something. `bench_peer.py --node TREE PLUGINS ROUNDS` is the part that runs there.
 """
 
@@ -20,7 +20,7 @@ import time
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 CACHE = CHECKOUT / ".cache/bench-peer"
 NODE, TARGET, PLACE = "node1", "/opt/bench-peer", "/run/bench-peer"
-# One node, in a lab of its own beside those of `make lab` and of molecule.
+# One node, in a separate lab besides those of `make lab` and molecule.
 LAB = {"LAB_DIR": str(CHECKOUT / ".lab/plugin"), "LAB_PORT_BASE": "22600", "LAB_NODES": NODE}
 # The node image is Debian 12. The double forks with its threads idle.
 PYTHON = "env GRPC_ENABLE_FORK_SUPPORT=0 GRPC_VERBOSITY=NONE python3"
@@ -32,7 +32,7 @@ UNITS, CALLS, REST, PATIENCE, START = 1000, 400, 3.0, 30.0, 300.0
 
 
 def labctl(*words, **settings):
-    """lab/labctl on the lab of this benchmark; ends the program where it fails."""
+    """lab/labctl on the lab of this benchmark; ends the program if it fails."""
     done = subprocess.run([CHECKOUT / "lab/labctl", *words], env={**os.environ, **LAB}, check=False, **settings)
     if done.returncode:
         sys.exit(f"bench-peer: lab/labctl {' '.join(words)[:200]}: exit code {done.returncode}, see above")
@@ -40,7 +40,7 @@ def labctl(*words, **settings):
 
 
 def payload(folder: pathlib.Path) -> None:
-    """What the node needs: libraries, our plugin as built, the Go one, the double, this file, a tree."""
+    """Files for the node: libraries, our built plugin, the Go one, the double, this file, a tree."""
     requirements = CHECKOUT / "device_plugin/requirements.txt"
     wheels = ["--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp"]
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
@@ -56,7 +56,7 @@ def payload(folder: pathlib.Path) -> None:
 
 
 def laid_out(folder: pathlib.Path) -> None:
-    """A captured machine as a node's /sys and /dev/infiniband, with what the Go plugin reads beyond it."""
+    """A captured machine as a node's /sys and /dev/infiniband, with the Go plugin's additional files."""
     from ansible_collections.gpufabric.rdma.tests.tools import tree
 
     root = tree.lay_out(tree.load("h100-8x-cx7-ib"), folder)
@@ -85,7 +85,7 @@ def main(rounds: int) -> int:
     for mode, figures in result.items():
         print(f"\n{mode}, median of {rounds}: ours, the Go plugin's, ours / the Go plugin's")
         for name in figures[OURS][0]:
-            # None where it did not happen in one of the rounds.
+            # None if it did not happen in one of the rounds.
             rounds_of = ([row[name] for row in figures[who]] for who in (OURS, THEIRS))
             ours, theirs = (None if None in values else statistics.median(values) for values in rounds_of)
             ratio = f"{ours / theirs:8.2f}" if ours and theirs else ""
@@ -98,11 +98,11 @@ def shown(value):
     return "never" if value is None else f"{value:.2f}"
 
 
-# On the node, in a mount namespace of its own: TREE/sys lies over /sys, and /var/lib/kubelet is empty.
+# On the node, in a separate mount namespace: TREE/sys is mounted over /sys, and /var/lib/kubelet is empty.
 
 
 class Tree:
-    """The laid-over node. What comes and goes is the class entry (ours looks there) and the function's folder."""
+    """The overlaid node. Hot-plug changes the class entry (which ours reads) and the function's folder."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root, self.aside = root, root / "aside"
@@ -139,7 +139,7 @@ class Process:
 
     def __init__(self, command, log):
         self.begun = time.monotonic()
-        # What PYTHON sets for the double is not for the plugins.
+        # PYTHON's settings for the double are not for the plugins.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
         with open(log, "wb") as out:
             self.process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
@@ -155,7 +155,7 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def end(self):
-        """Seconds from SIGTERM to the exit; None where it had to be killed."""
+        """Seconds from SIGTERM to the exit; None if it had to be killed."""
         begun = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -166,7 +166,7 @@ class Process:
 
 
 def one_round(command, log, rails, tree, watches):
-    """{what: figure, or None where it came too late} of one start. watches: plugins_registry, else Register."""
+    """{what: figure, or None if it came too late} of one start. watches: plugins_registry, else Register."""
     from kubelet_double import Kubelet
 
     for path in KUBELET.iterdir():

@@ -2,8 +2,8 @@
 
     make unit ARGS=tests/endurance/hostile.py      all strings by each kind, and of each playbook's own strings STRINGS
 
-node2's Python is ours: it runs each module and changes the answer. What the controller, node1 and the cluster hold
-afterwards is what they held before, or what they hold after the same playbook with an honest node2, but for MAY_DIFFER.
+node2's Python is ours: it runs each module and changes the answer. Afterwards controller, node1 and cluster are as they
+were before, or as after the same playbook with an honest node2, except for MAY_DIFFER.
 """
 
 import collections
@@ -24,7 +24,7 @@ from ansible_collections.gpufabric.rdma.tests.unit.playbooks import test_trust
 from ansible_collections.gpufabric.rdma.tests.unit.playbooks.test_cluster import Cluster
 
 KINDS = {**test_trust.KINDS, "large": "LARGE"}
-# What a run is told besides.
+# Extra variables of a run.
 PLAYBOOKS = {
     "discover": [],
     "host": [],
@@ -40,15 +40,15 @@ PLAYBOOKS = {
     "upgrade_k3s": ["--check"],
     "reset": ["--check", "-e", "k3s_reset_allowed=true"],
 }
-# Each is about node2 too, or is of this run.
+# Each is also about node2, or belongs to this run.
 MAY_DIFFER = ("*.html", "results.json", "drift/*", "captures/node2.yml", "home/.ansible/*", "run/*", "cluster.json*")
-# Each node is read again once one of them has had its host layer changed.
+# All nodes are read again once the host layer of one has changed.
 AGAIN = "gpufabric.rdma.discovery : Gather facts of the node"
 SECRET = "the operator's private key"
-# How many strings of a playbook are replaced one at a time, beside all at once.
+# Number of strings of a playbook that are replaced one at a time, besides all at once.
 STRINGS = int(os.environ.get("STRINGS", "40"))
 
-# The Python of node2. A string is named by the number of the call and its keys.
+# The Python of node2. The number of the call and its keys identify a string.
 NODE = """#!{python} -ISE
 import json, subprocess, sys
 done = subprocess.run([{node!r}, *sys.argv[1:]], stdout=subprocess.PIPE)
@@ -82,7 +82,7 @@ sys.exit(done.returncode)
 
 
 class Outcome(NamedTuple):
-    """controller: {path: content} of all but node2's tree. objects: of the API server, but node2's."""
+    """controller: {path: content} of all but node2's tree. objects: of the API server, except node2's."""
 
     controller: dict
     theirs: dict
@@ -145,12 +145,12 @@ class Bed(Cluster):
         return self.honest[playbook]
 
     def strings(self) -> list[str]:
-        """What node2 said in the last run; of a list its first item."""
+        """node2's answers in the last run; the first item of a list."""
         lines = (self.folder / "run/strings").read_text().splitlines()
         return [line for line in dict.fromkeys(lines) if line != "call" and not re.search(r"\.[1-9]\d*(\.|$)", line)]
 
     def wrong(self, playbook: str, kind: str, only: str = "") -> list[str]:
-        """What is not as it was, nor as it is with an honest node2."""
+        """Differences from both the state before and that with an honest node2."""
         before, honest = self.before, self.honestly(playbook)
         text = KINDS.get(kind, "").replace("LARGE", "x" * (10_000_000 if only else 10_000))
         seen = self.run(playbook, text, only, test_trust.MARKS if kind == "keys" else None)

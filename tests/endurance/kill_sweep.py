@@ -1,9 +1,9 @@
 """kill_sweep.py [--cases N] [-k WORDS] [--sample N] [--seed S]: site.yml killed after each task that changed something,
-and after a sample of the others, on a fast node that is made anew each time; the next run has to converge.
+and after a sample of the others, on a fast node that is recreated each time; the next run has to converge.
 
-The node has systemd under nspawn, the host layer and the device plugin. A case is right when the next run ends with 0,
-passes as many checks as a run that nothing disturbed, and leaves the node as that one did. What is done is kept in
-.lab/kill-sweep, and is not done again while the sources are the same.
+The node has systemd under nspawn, the host layer and the device plugin. A case is right if the next run ends with 0,
+passes as many checks as an undisturbed run, and leaves the node in the same state. Finished cases are kept in
+.lab/kill-sweep, and are not repeated while the sources are the same.
 """
 
 import argparse
@@ -29,7 +29,7 @@ NODE = "node1"
 KILLED = -signal.SIGKILL
 CONTROL = CHECKOUT / "lab/nspawnctl"
 PLAYBOOKS = ("playbooks/host.yml", "molecule/rails/plays/device_plugin.yml", "playbooks/verify.yml")
-# Files of ours, of systemd and of the node's settings. Keys, times and what Ansible keeps differ from node to node.
+# Our files, those of systemd and the node's settings. Keys, times and Ansible's own files differ between nodes.
 LOOK = """
 cd /
 find etc opt usr/local var/lib/rdma-device-plugin var/lib/kubelet root run/rdma-device-plugin -xdev \
@@ -45,7 +45,7 @@ for link in /sys/class/net/*; do echo "$link $(cat $link/mtu)"; done
 
 @dataclasses.dataclass
 class Ended:
-    """A run that ended, by itself or killed. steps: what tests/tools/callback_plugins/run_record.py wrote down."""
+    """A run that ended, by itself or killed. steps: the record of tests/tools/callback_plugins/run_record.py."""
 
     code: int
     text: str
@@ -88,7 +88,7 @@ class Bed:
             **os.environ,
             "ANSIBLE_CALLBACK_PLUGINS": str(running.PLUGINS),
             "ANSIBLE_NOCOLOR": "true",
-            "BUILT_MODULES": str(folder / "built"),  # archives of modules, which each run would build anew
+            "BUILT_MODULES": str(folder / "built"),  # archives of modules, which each run would rebuild
             "CUT_OFF_STEPS": str(self.steps),
         }
         (folder / "built").mkdir()
@@ -96,14 +96,14 @@ class Bed:
     def fresh(self) -> None:
         control("down")
         control("up", "1", "--fixture", "h100-8x-cx7-ib")
-        # As molecule/rails/prepare.yml does: a running service would rightly be asked to restart.
+        # Like molecule/rails/prepare.yml: a running service would rightly be asked to restart.
         control("ssh", NODE, "systemctl stop k3s k3s-agent containerd 2>/dev/null || true")
 
     def look(self) -> set[str]:
         return set(control("ssh", NODE, LOOK).splitlines())
 
     def start(self, after: str = "") -> Ended:
-        """The playbooks, killed right after the result that is named, or as they end by themselves."""
+        """The playbooks, killed right after the given result, or until they end by themselves."""
         self.steps.write_text("")
         begun = time.monotonic()
         done = subprocess.run(
@@ -123,7 +123,7 @@ class Bed:
 
 
 def cases(steps: list[dict], size: int, seed: str) -> list[dict]:
-    """Each task that changed something, then a sample of the other results, a place once."""
+    """Each task that changed something, then a sample of the other results, each place once."""
     changed = [step for step in steps if step["kind"] == "changed"]
     taken = {step["place"] for step in changed}
     others = {step["place"]: step for step in steps if step["place"] not in taken}
@@ -133,7 +133,7 @@ def cases(steps: list[dict], size: int, seed: str) -> list[dict]:
 
 
 def judge(bed: Bed, case: dict, wanted: dict) -> dict:
-    """The case, with what became of it: `next` is "converged", or says what differs."""
+    """The case with its outcome: `next` is "converged", or the difference."""
     begun = time.monotonic()
     bed.fresh()
     killed = bed.start(case["place"])
@@ -143,7 +143,7 @@ def judge(bed: Bed, case: dict, wanted: dict) -> dict:
     differs = sorted(bed.look() ^ set(wanted["look"])) if after.code == 0 else []
     if after.code:
         verdict = f"exit code {after.code}"
-    elif after.passed < wanted["passed"]:  # what the killed run has installed is checked as well
+    elif after.passed < wanted["passed"]:  # the killed run's installations are also checked
         verdict = f"{after.passed} checks passed, not {wanted['passed']}"
     else:
         verdict = f"{len(differs)} differences" if differs else "converged"
@@ -152,7 +152,7 @@ def judge(bed: Bed, case: dict, wanted: dict) -> dict:
 
 
 def planned(bed: Bed, sources: str, given) -> dict:
-    """The plan that is kept, or a new one from a run that nothing disturbs."""
+    """The saved plan, or a new one from an undisturbed run."""
     plan = HOME / "plan.json"
     known = json.loads(plan.read_text()) if plan.exists() else {}
     if known.get("sources") == sources:
@@ -189,14 +189,14 @@ def sweep(bed: Bed, given) -> list[dict]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--cases", type=int, help="at most so many more")
-    parser.add_argument("-k", dest="text", default="", help="only those whose place, task and kind hold each word")
-    parser.add_argument("--sample", type=int, default=30, help="how many of the tasks that changed nothing")
+    parser.add_argument("--cases", type=int, help="at most this many more")
+    parser.add_argument("-k", dest="text", default="", help="only those with each word in their place, task and kind")
+    parser.add_argument("--sample", type=int, default=30, help="number of the tasks that changed nothing")
     parser.add_argument("--seed", default=str(time.time_ns()), help="of the sample")
     given = parser.parse_args()
     HOME.mkdir(parents=True, exist_ok=True)
     with open(HOME / "lock", "w") as lock, tempfile.TemporaryDirectory() as folder:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the fast nodes of a checkout are one set
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a checkout has one set of fast nodes
         done = sweep(Bed(pathlib.Path(folder)), given)
         control("down")
     bad = [row for row in done if row["next"] != "converged"]

@@ -1,9 +1,9 @@
-"""scale.py [NODES ...]: what each further node costs: the host layer's first run, second run and drift on fast nodes.
+"""scale.py [NODES ...]: the cost of each more node: the host layer's first run, second run and drift on fast nodes.
 
-The nodes are systemd under nspawn with captured machines as their /sys; nodes that run already are replaced.
+The nodes are systemd under nspawn with captured machines as their /sys; running nodes are replaced.
 
-Beside each run, in the same minute, runs a play of as many calls of a module that does nothing. Each run opens its
-connections anew. Processor time and memory are those of the controller's processes: the command, all its descendants
+Next to each run, in the same minute, a play makes as many calls of a module that does nothing. Each run opens new
+connections. Processor time and memory are those of the controller's processes: the command, all its descendants
 and the connections that ssh keeps. Seconds are not a fleet's: nodes and controller share this machine's processors.
 """
 
@@ -24,7 +24,7 @@ from ansible_collections.gpufabric.rdma.tests.tools import running
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 NODES = CHECKOUT / "lab/nspawnctl"
 INVENTORY = ("-i", str(NODES), "-i", str(CHECKOUT / "molecule/rails/inventory"))
-# Two of InfiniBand with eight HCAs, one of RoCE with two: machines whose addresses may be there twice.
+# Two of InfiniBand with eight HCAs, one of RoCE with two: machines whose addresses may occur twice.
 FIXTURES = "h100-8x-cx7-ib,gh200-cx7-roce,a100-8x-cx6"
 PR_SET_CHILD_SUBREAPER = 36
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -46,7 +46,7 @@ def descendants() -> set[int]:
 
 
 def shared_memory(process: int) -> float:
-    """MB that the process holds, a page that n processes share counted as 1/n; 0 when it has ended."""
+    """MB that the process holds, a page that n processes share counted as 1/n; 0 if it has ended."""
     try:
         text = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text()
     except OSError:
@@ -55,7 +55,7 @@ def shared_memory(process: int) -> float:
 
 
 def processor(process: int) -> float:
-    """Seconds of processor time; 0 when it has ended."""
+    """Seconds of processor time; 0 if it has ended."""
     try:
         fields = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -64,7 +64,7 @@ def processor(process: int) -> float:
 
 
 def spent(command: list[str], environment: dict[str, str]) -> dict[str, float]:
-    """Seconds, processor seconds and MB (the most at one time) of a command; ends this program where it fails."""
+    """Seconds, processor seconds and MB (the maximum) of a command; ends this program if it fails."""
     others, most, look = descendants(), 0.0, 0.0
     with tempfile.TemporaryFile() as output:
         start = time.monotonic()
@@ -98,7 +98,7 @@ def spent(command: list[str], environment: dict[str, str]) -> dict[str, float]:
 
 
 def measured(command, folder: pathlib.Path) -> tuple[dict[str, float], int]:
-    """Figures of a run with connections of its own, and the remote calls of the node that got most."""
+    """Figures of a run with separate connections, and the remote calls of the node with the most."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
         record = pathlib.Path(own) / "record"
         words = [*map(str, command), "-e", f"ansible_control_path_dir={own}"]
@@ -108,7 +108,7 @@ def measured(command, folder: pathlib.Path) -> tuple[dict[str, float], int]:
 
 
 def nothing(calls: int, folder: pathlib.Path) -> pathlib.Path:
-    """A play of as many calls that do nothing."""
+    """A play with as many calls that do nothing."""
     path = folder / f"nothing-{calls}.yml"
     tasks = [{"name": f"Call {number}", "ansible.builtin.ping": {}} for number in range(calls)]
     path.write_text(json.dumps([{"hosts": "gpu_nodes", "gather_facts": False, "become": True, "tasks": tasks}]))
@@ -116,7 +116,7 @@ def nothing(calls: int, folder: pathlib.Path) -> pathlib.Path:
 
 
 def size(count: int) -> list[dict]:
-    """The runs on so many nodes, each beside one that does nothing."""
+    """The runs on this many nodes, each next to one that does nothing."""
     rows = []
     for words in (("down",), ("up", str(count), "--fixture", FIXTURES)):
         subprocess.run([NODES, *words], check=True, capture_output=True)
@@ -137,7 +137,7 @@ def size(count: int) -> list[dict]:
 
 
 def table(rows: list[dict]) -> None:
-    """Each run by number of nodes, with what each further node adds (least squares)."""
+    """Each run by number of nodes, with the cost of each additional node (least squares)."""
     print(f"\n{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; beside each figure as many calls of a no-op")
     for run in RUNS:
         of_run = sorted((row for row in rows if row["run"] == run), key=lambda row: row["nodes"])
@@ -157,7 +157,7 @@ def table(rows: list[dict]) -> None:
 
 
 def main(sizes: list[int]) -> int:
-    # What a command leaves behind becomes a child of this process.
+    # Orphans of a command become children of this process.
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         sys.exit("scale: the kernel refuses to let this process adopt what a command leaves behind (prctl)")
     try:

@@ -2,8 +2,8 @@
 
 The plugin is a process with its real times on a laid-out node, mode both, against doubles of kubelet and API server. A
 burst is a run of random events, while a client asks for Allocate. After each burst kubelet, slices, CDI specs,
-claims' records and sockets have to be what node and config say, within BOUND seconds; a violation ends the run with 1.
-After a quarter of the time memory, descriptors and threads may rise by what LIMITS says.
+claims' records and sockets have to match node and config within BOUND seconds; a violation ends the run with 1. After a
+quarter of the time memory, descriptors and threads may rise by at most LIMITS.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ from rdma_device_plugin.devices import DRIVER  # noqa: E402
 RAILS = {f"rdma/rail{number}": f"mlx5_{number}" for number in range(6)}
 OVER_DRA, SHARES = ("mlx5_6", "mlx5_7"), 4
 BOUND = 20.0
-# How much more at the end than after the first quarter: MiB, descriptors, threads.
+# Allowed rise from the first quarter to the end: MiB, descriptors, threads.
 LIMITS = {"RSS (MiB)": 8.0, "descriptors": 8, "threads": 8}
 
 
 class Bed:
-    """The plugin with all that is around it, below `base`, and what is true on it."""
+    """The plugin and its surroundings below `base`, and their expected state."""
 
     def __init__(self, base: pathlib.Path) -> None:
         self.node = Node(base / "node", "h100-8x-cx7-ib")
@@ -156,7 +156,7 @@ class Bed:
         del self.claims[uid], self.api.claims[key[:2]]
 
     def ask(self, call):
-        """The answer without an error, asked again as the kubelet does; None when BOUND is over or its HCA is gone."""
+        """The answer without an error, retried like the kubelet; None after BOUND or if its HCA is gone."""
         deadline = time.monotonic() + BOUND
         while time.monotonic() < deadline:
             driver = self.kubelet.drivers.get(DRIVER)
@@ -185,7 +185,7 @@ class Bed:
             raise AssertionError(f"Allocate {resource}: wanted {RAILS[resource]}, got {answer}")
 
     def differences(self) -> list[str]:
-        """What is not as the node and the config say."""
+        """Differences from the node and the config."""
         ready = {hca for hca in self.up if self.up[hca] and self.plugged[hca]}
         pairs = {
             f"{name} at the kubelet": (self.kubelet.allocatable(name), self.counts.get(name, 0) * (hca in ready))
@@ -198,7 +198,7 @@ class Bed:
         specs = set(os.listdir(self.disk / "cdi")) if (self.disk / "cdi").exists() else set()
         wanted = {claimspecs.file(uid) for uid in self.claims}
         wanted |= {cdi.file(name[5:]) for name in self.counts if self.plugged[RAILS[name]]}
-        optional = {cdi.file(name[5:]) for name in self.counts}  # of an HCA that is gone, for pods that run
+        optional = {cdi.file(name[5:]) for name in self.counts}  # of an HCA that is gone, for running pods
         pairs["CDI specs"] = (sorted(specs - (optional - wanted)), sorted(wanted))
         sockets = sorted(name for name in os.listdir(self.kubelet.registry) if not name.startswith("."))
         pairs["sockets"] = (
@@ -211,7 +211,7 @@ class Bed:
         return [*found, "/readyz: wanted 200"]
 
     def settle(self, bound: float = BOUND) -> float:
-        """Seconds until all is right."""
+        """Seconds until everything is right."""
         begun = time.monotonic()
         while found := self.differences():
             if self.process.poll() is not None:
@@ -237,7 +237,7 @@ def allocate_all_the_while(bed: Bed, chance: random.Random, over: threading.Even
 
 
 def go(bed: Bed, seconds: float, seed: str) -> list[str]:
-    """Bursts until the time is over: what grew too much."""
+    """Bursts until the time is up; returns what grew too much."""
     chance = random.Random(seed)
     events = [bed.flap, bed.swap, bed.restart_kubelet, bed.configure, bed.fill_disk, bed.lose_api, *[bed.claim] * 4]
     print(f"  ready after {bed.settle(60):.1f} s; seed {seed}", flush=True)

@@ -1,8 +1,8 @@
 """browser.py FOLDER: the pages in headless Chromium, measured; exit code 1 on a fault.
 
 For each page: size, load time, requests besides the page itself (0), findings of axe-core in light and dark (0; the
-table gives the grave of all), whole-page overflow on a narrow screen, keyboard, links into folded nodes, and what print
-shows.
+table has the serious ones of all), whole-page overflow on a narrow screen, keyboard, links into folded nodes, and print
+output.
 """
 
 import os
@@ -18,7 +18,7 @@ SIZE_LIMIT, LOAD_LIMIT = 2_000_000, 5000
 
 
 class Look:
-    """One page open in one context; counts what it asks for and what it complains of."""
+    """One page open in one context; counts its requests and its errors."""
 
     def __init__(self, browser, path, scheme="light", width=1280, height=900):
         self.context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
@@ -42,7 +42,7 @@ class Look:
 
     def axe(self):
         """[(impact, rule, number of places)], the serious ones first."""
-        # Given over the debugging protocol, which the page's own policy does not reach.
+        # Injected over the debugging protocol, to which the page's own policy does not apply.
         self.page.evaluate(AXE)
         found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
         return [
@@ -112,7 +112,7 @@ def links(look):
 
 
 def printed(look):
-    """On paper the nodes with something wrong are open and those without stay one line."""
+    """On paper the nodes with problems are open and the others stay one line."""
     look.page.reload()
     look.page.emulate_media(media="print")
     shown = look.page.evaluate(

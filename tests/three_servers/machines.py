@@ -1,6 +1,6 @@
 """Servers of a cluster as folders: a real member of etcd each, and one double of kubectl for all of them.
 
-machines.py reboot PLAN    what a server does when it is rebooted: its member is killed, SSH comes back, then the
+machines.py reboot PLAN    a server's reboot: its member is killed, SSH comes back, then the
                            member, then the kubelet reports its new boot
 """
 
@@ -24,7 +24,7 @@ KERNEL = "6.8"
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:
-    """The member, from the modules that the test bed's k3s is built from."""
+    """The member, from the modules of the test bed's k3s."""
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     for path in (ROOT / "lab/testbed/k3s-double/go.mod", ROOT / "lab/testbed/k3s-double/go.sum"):
         shutil.copy(path, folder)
@@ -65,7 +65,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Machine:
-    """A server. plan: what its reboot has to know, in a file."""
+    """A server. plan: the data for its reboot, in a file."""
 
     def __init__(self, folder, name, program, ports, members, cluster):
         self.folder, self.name, self.cluster = folder, name, cluster
@@ -102,7 +102,7 @@ class Machine:
 
 
 def start(folder, program) -> None:
-    """Outlives who starts it, as a service does."""
+    """Outlives its parent, like a service."""
     words = [str(program), str(folder / ETCD / "config"), str(folder / "log"), str(folder / "pid")]
     subprocess.run(["sh", "-c", 'setsid "$1" "$2" >>"$3" 2>&1 & echo $! >"$4"', "sh", *words], check=True)
 

@@ -30,7 +30,7 @@ def run(*words: str, check: bool = True, **more) -> subprocess.CompletedProcess:
 
 
 def unusable() -> str:
-    """Why nodes cannot be had here, or nothing."""
+    """Why there cannot be nodes here, or nothing."""
     if os.geteuid():
         return "roots and network namespaces need root"
     if not shutil.which("keepalived"):
@@ -50,7 +50,7 @@ def certificates(folder: pathlib.Path) -> None:
 
 
 class Network:
-    """A bridge for the nodes, in a network namespace of its own: nothing of it is on this machine's network."""
+    """A bridge for the nodes in a separate network namespace, apart from this machine's network."""
 
     def __init__(self):
         self.name = f"rdmak3s{os.getpid()}"
@@ -85,7 +85,7 @@ class Machine:
         run("mount", "-t", "overlay", "-o", layers, "overlay", str(self.root))
         run("mount", "-t", "proc", "proc", str(self.root / "proc"))
         run("mount", "--bind", "/dev", str(self.root / "dev"))
-        run("mount", "-o", "remount,ro,bind", str(self.root / "dev"))  # whoever deletes this folder deletes no device
+        run("mount", "-o", "remount,ro,bind", str(self.root / "dev"))  # so deleting this folder deletes no device
         run("ip", "netns", "add", self.namespace)
         network.join(self.namespace, name, address)
         (self.root / "run/systemd/system").mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class Machine:
         return run(*self.enter, *words, check=check).stdout.strip()
 
     def serve(self) -> None:
-        """An API server that answers clients of the cluster's CA only."""
+        """An API server that only answers clients of the cluster's CA."""
         own = [f"-{option}=/{TLS}/{file}" for option, file in (("cert", "serving.crt"), ("key", "serving.key"))]
         asked = ["-CAfile", f"/{TLS}/server-ca.crt", "-Verify", "1", "-verify_return_error", "-www", "-quiet"]
         words = [*self.enter, "openssl", "s_server", "-accept", "6443", *own, *asked]

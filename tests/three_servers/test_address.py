@@ -1,6 +1,6 @@
 """The address that servers share: real keepalived on three nodes, each a root and a network namespace on this machine.
 
-The role's tasks and keepalived are real; the API server is a double over real TLS, systemctl one as well.
+The role's tasks and keepalived are real; API server (over real TLS) and systemctl are doubles.
 """
 
 import json
@@ -15,7 +15,7 @@ from ansible_collections.gpufabric.rdma.tests.three_servers import machines, nam
 pytestmark = pytest.mark.skipif(bool(namespaces.unusable()), reason=namespaces.unusable() or "usable")
 
 SHARED = "198.18.3.5"
-# An advertisement of VRRP version 2 with the highest priority: whoever believes it gives the address up.
+# An advertisement of VRRP version 2 with the highest priority: a server that believes it gives up the address.
 ADVERTISE = """
 import socket, sys, time
 packet, addresses = bytes.fromhex(sys.argv[1]), sys.argv[2:]
@@ -37,7 +37,7 @@ class Servers:
         for number in range(1, count + 1):
             name = f"server{number}"
             self.machines[name] = namespaces.Machine(folder, name, f"198.18.3.1{number}", self.network)
-        # A client beside the nodes, which also plays the stranger.
+        # A client next to the nodes, which also plays the intruder.
         self.network.ip("address", "add", "198.18.3.1/24", "dev", "br0")
 
     def share(self, *words, shared=True):
@@ -134,7 +134,7 @@ def test_the_address_is_where_an_api_server_is_ready_and_moves_when_it_fails(ser
 
     killed = servers.away_for(servers.machines["server2"].silence)
     (holder,) = servers.holders()
-    # As a machine that loses its power: nothing of it says goodbye.
+    # Like a machine that loses power: it does not say goodbye.
     lost = servers.away_for(lambda: servers.network.ip("link", "set", holder, "down"))
     left = [name for name in servers.holders() if name != holder]
     assert len(left) == 1

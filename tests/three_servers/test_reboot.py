@@ -103,7 +103,7 @@ def test_servers_go_one_after_the_other_each_drained_and_back_with_all_members(c
 
 def test_no_server_goes_while_a_member_is_away(cluster):
     cluster.machines["server3"].kill()
-    # The one that is gone may have been the leader: the others elect a new one first.
+    # The missing one may have been the leader: the others elect a new one first.
     healthy = [name != "server3" for name in NAMES]
     machines.wait(lambda: [machines.healthy(cluster.machines[name].metrics) for name in NAMES] == healthy)
     code, output = cluster.play("server1", "server2", __reboot_settle_seconds=8)

@@ -1,14 +1,14 @@
 """ansible-playbook for tests: one warm process for each configuration, and a fork of it for each play.
 
 Starting Python and importing Ansible takes as long as a short play. Here both happen once. Each fork runs the real
-entry point with the environment, folder and standard streams of whoever asked.
+entry point with the environment, folder and standard streams of its caller.
 
     ansible_playbook.path()        the program to start instead of ansible-playbook
     ansible_playbook.py FOLDER     what it starts: answers on FOLDER/socket until it is killed
 
-Ansible reads its configuration when it is imported, so what was imported under other variables is not reused: of
-those variables it keeps a warm process each. An environment of a test's own therefore costs an import; what may differ
-between tests without one is any variable that Ansible's configuration does not name.
+Ansible reads its configuration when it is imported, so an import under other variables is not reused: each set
+of those variables has its own warm process. So a test with a different environment costs an import, unless it only
+differs in variables that are not in Ansible's configuration.
 """
 
 import atexit
@@ -27,9 +27,9 @@ if __name__ == "__main__":
 else:
     from ansible_collections.gpufabric.rdma.tests.tools import node_python
 
-# What decides how Ansible is imported, beside the variables that its own list of settings names.
+# Variables that affect Ansible's import, besides those in its own list of settings.
 OTHERS = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "TERM", "TMPDIR")
-# Kinds of plugins that each play goes through, and that Ansible imports by their full names.
+# Kinds of plugins that each play needs, and that Ansible imports by their full names.
 IN_EVERY_PLAY = ("action", "callback", "connection", "inventory", "lookup", "shell", "strategy", "vars")
 
 
@@ -40,7 +40,7 @@ def path() -> str:
 
 
 def search_path() -> str:
-    """PATH on which the name ansible-playbook finds it, and other programs of Ansible are those installed."""
+    """PATH with it as ansible-playbook, and Ansible's other programs as installed."""
     return f"{pathlib.Path(path()).parent}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
@@ -53,7 +53,7 @@ def no_settings() -> str:
 
 
 def settings() -> list[str]:
-    """Names of the environment variables that decide how Ansible is imported."""
+    """Names of the environment variables that affect Ansible's import."""
     import yaml
 
     listed = pathlib.Path(importlib.util.find_spec("ansible").origin).parent / "config/base.yml"
@@ -77,17 +77,17 @@ def serve(folder: pathlib.Path) -> None:
 
 
 def imported(folder: pathlib.Path, environment: dict) -> socket.socket:
-    """Starts a process that has imported Ansible with the environment, and answers what comes over the socket."""
+    """Starts a process that has imported Ansible with the environment, and answers requests over the socket."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
         its.close()
         return ours
-    # Nothing of those who ask now stays open here, or they would wait for the end of its output.
+    # No stream of a caller stays open here, or callers would wait for the end of its output.
     os.closerange(3, its.fileno())
     os.closerange(its.fileno() + 1, 1 << 10)
     os.environ.clear()
     os.environ.update(environment)
-    # As for the installed program: no folder of the tests comes before what is installed.
+    # Like the installed program: no folder of the tests comes before the installed packages.
     sys.path[0] = os.path.dirname(sys.executable)
     import ansible.cli.playbook
     import ansible.executor.process.worker  # noqa: F401
@@ -99,7 +99,7 @@ def imported(folder: pathlib.Path, environment: dict) -> socket.socket:
             importlib.import_module(plugin.name)
 
     compiled = node_python.compiler(folder)
-    # Ansible compiles the plugins of collections anew in each run.
+    # Ansible recompiles the plugins of collections in each run.
     _collection_finder.compile = lambda source, filename, **_same: compiled(source, filename)
     while True:
         data, numbers, _flags, _address = socket.recv_fds(its, 1, 5)
@@ -121,7 +121,7 @@ def play(folder: str, environment: dict, arguments: list[str]) -> int:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["ansible-playbook", *arguments]
-    # A temporary folder of its own, as every start of Ansible has one; that of the warm process is not removed here.
+    # A separate temporary folder, like every start of Ansible; that of the warm process is not removed here.
     atexit.unregister(cleanup_tmp_file)
     constants.set_constant("DEFAULT_INTERNAL_POLL_INTERVAL", 0.005)
     constants.set_constant("DEFAULT_LOCAL_TMP", constants.config.get_config_value("DEFAULT_LOCAL_TMP"))

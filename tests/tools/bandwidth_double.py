@@ -1,4 +1,4 @@
-"""A double of ib_write_bw for tests: its two ends meet on a TCP port of this machine and print what perftest prints.
+"""A double of ib_write_bw for tests: its two ends meet on a TCP port of this machine and print perftest's output.
 
 It is usr/bin/ib_write_bw in a node's tree. BANDWIDTH_DOUBLE names a JSON file: {"gbit": figure for all tests,
 "rails": {"HCA of the client": figure}, "class": a word that it must be given,
@@ -45,7 +45,7 @@ def main(words):
 
 
 def install(root):
-    """As the perftest of a laid-out node; its path."""
+    """Installs it as the perftest of a laid-out node; its path."""
     program = root / "usr/bin/ib_write_bw"
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(f"#!{sys.executable} -ES\n" + pathlib.Path(__file__).read_text())

@@ -1,11 +1,11 @@
-"""Images to build the device plugin's on, as skopeo writes them: a few files in place of a distribution."""
+"""Base images for the device plugin's, in skopeo's format: a few files instead of a distribution."""
 
 import hashlib
 import io
 import json
 import tarfile
 
-# As in python:3.12-slim: a merged /usr, Python of its own below /usr/local.
+# Like python:3.12-slim: a merged /usr, its own Python below /usr/local.
 SLIM = {
     "bin": "-> usr/bin",
     "usr/bin/sh": "sh",

@@ -1,7 +1,7 @@
 """check_tarball.py TARBALL CHECKOUT: the tarball contains exactly the product, checked independently of galaxy.yml, and
-its pages lead nowhere else: relative links, commands and names of the collection are in the tarball.
+its pages only refer to it: relative links, commands and names of the collection are in the tarball.
 
-Exit code 1 names each file that is missing or too many, and each link or command without its file.
+With exit code 1 it lists each missing or extra file, and each link or command without its file.
 """
 
 import pathlib
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tarfile
 
-# What a user of the collection gets; everything else in the repository serves its development.
+# Files for users of the collection; everything else in the repository is for development.
 PRODUCT_FOLDERS = ("LICENSES", "bin", "changelogs", "device_plugin", "docs", "inventory/examples", "lock", "meta")
 PRODUCT_FOLDERS += ("playbooks", "plugins", "roles")
 PRODUCT_FILES = ("CHANGELOG.md", "LICENSE", "README.md", "REUSE.toml", "SECURITY.md", "bindep.txt", "requirements.txt")
@@ -43,7 +43,7 @@ def wanted_files(checkout: pathlib.Path) -> set[str]:
 
 
 def known_names(files: set[str]) -> set[str]:
-    """What `gpufabric.rdma.NAME` can be: playbooks, roles and plugins."""
+    """Valid NAMEs in `gpufabric.rdma.NAME`: playbooks, roles and plugins."""
     parts = [pathlib.PurePosixPath(name) for name in files]
     return (
         {path.stem for path in parts if path.parent.name == "playbooks" and path.suffix == ".yml"}
@@ -53,10 +53,10 @@ def known_names(files: set[str]) -> set[str]:
 
 
 def page_problems(page: str, text: str, files: set[str], targets: set[str]) -> list[str]:
-    """Links, files, names and commands of a page that whoever has the tarball alone does not have.
+    """Links, files, names and commands of a page that are not in the tarball.
 
     page: its path in the tarball. files: paths in the tarball. targets: those of the repository's Makefile, which only
-    tables of evidence may name, and a paragraph that says that it takes a clone, with the code under it.
+    tables of evidence may mention, and paragraphs about a clone, with the code under them.
     """
     there = files | {str(folder) for name in files for folder in pathlib.PurePosixPath(name).parents}
     problems = []

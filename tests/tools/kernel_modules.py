@@ -1,7 +1,7 @@
 """Real kernel headers, and real modules for the doctor compiled against them.
 
 Headers are the machine's own, else Debian packages unpacked into .cache. Nothing is installed and root is not needed:
-apt fetches from whatever mirror the machine is set to.
+apt fetches from the machine's configured mirror.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ MODULES = CACHE.parent / "driver-test-modules"
 
 
 class NoHeaders(Exception):
-    """Why there are none; the tests that need them report that and are not verified."""
+    """Why there are none; the tests that need them report it as not verified."""
 
 
 def build_tree() -> pathlib.Path:
@@ -31,7 +31,7 @@ def build_tree() -> pathlib.Path:
 
 
 def release(tree: pathlib.Path) -> str:
-    """The kernel that modules built in this folder are for."""
+    """The kernel of modules that are built in this folder."""
     return (tree / "include/generated/utsrelease.h").read_text().split('"')[1]
 
 
@@ -55,7 +55,7 @@ def _unpacked() -> pathlib.Path:
         _run("dpkg-deb", "--extract", str(archive), str(target))
         archive.unlink()
     tree = target / f"usr/src/linux-headers-{name}"
-    # The package's Makefile names its other half by the absolute path it would have once installed.
+    # The package's Makefile refers to its other half by the absolute path of an installation.
     for makefile in (tree / "Makefile", *target.glob("usr/src/linux-headers-*-common/Makefile")):
         makefile.write_text(makefile.read_text().replace("/usr/src/", f"{target}/usr/src/"))
     (tree / ".ready").touch()
@@ -108,7 +108,7 @@ MODULE_VERSION("570.172.08");
 """
 OLD = {"arguments": "const void *client, int version", "version": "24.10"}
 NEW = {"arguments": "const void *client, unsigned long version", "version": "25.10"}
-# Each set is one Kbuild run; a client gets the CRC of the provider that is built beside it.
+# Each set is one Kbuild run; a client gets the CRC of the provider that is built with it.
 SETS = {
     "old": {"ib_core": PROVIDER % OLD, "nvidia-peermem": CLIENT % OLD},
     "new": {"ib_core": PROVIDER % NEW, "nvidia-peermem": CLIENT % NEW},

@@ -1,6 +1,6 @@
 """The double of kubectl and its API server: the command line and the wording of the real one, a JSON file as cluster.
 
-Below it: its state, with the two nodes that it simulates.
+Below that, its state with the two simulated nodes.
 
     kubectl_cluster.py --kubeconfig=STATE get|apply|delete|patch|cordon|uncordon|drain|wait|rollout|exec …
 
@@ -45,7 +45,7 @@ GROUPS = {
     "resource.k8s.io": "DeviceClass ResourceSlice ResourceClaim ResourceClaimTemplate",
     "admissionregistration.k8s.io": "ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding",
 }
-# Fields that the API server drops where the gate of this name is not on.
+# Fields that the API server drops while the gate of this name is off.
 GATED = {
     "DRAExtendedResource": ("DeviceClass", "extendedResourceName"),
     "DRAConsumableCapacity": ("ResourceSlice", "allowMultipleAllocations"),
@@ -55,7 +55,7 @@ CLUSTER_WIDE = {
     "RuntimeClass", "Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition",
     "NicClusterPolicy", "DeviceClass", "ResourceSlice", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 }  # fmt: skip
-# The API server makes it, and makes it again.
+# The API server creates it, and recreates it.
 DEFAULT = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 MIRROR = "kubernetes.io/config.mirror"
@@ -64,7 +64,7 @@ REFUSED = "The connection to the server 127.0.0.1:6443 was refused - did you spe
 
 
 class Failed(Exception):
-    """What kubectl writes to standard error before it ends with a status."""
+    """kubectl's standard error before it ends with a status."""
 
     def __init__(self, text, status=1):
         super().__init__(text)
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
             state["objects"] = before
         else:
             fill_in_tokens(state)
-        # In one step, because callers end servers in pods at any moment.
+        # In one step, because callers may end servers in pods at any moment.
         fresh = path.with_name(f"{path.name}.new")
         fresh.write_text(json.dumps(state))
         fresh.replace(path)
@@ -148,7 +148,7 @@ def show(items, managed=False) -> None:
 
 
 def seen(item, managed) -> dict:
-    """managed: whether with managedFields, which kubectl leaves out unless it is asked for them."""
+    """managed: whether with managedFields, which kubectl leaves out by default."""
     item = copy.deepcopy(item)
     entries = item["metadata"].pop("managedFields", None)
     if managed and entries is not None:
@@ -159,7 +159,7 @@ def seen(item, managed) -> dict:
 
 
 def fields(item, paths) -> dict:
-    """Paths as an API server writes them: .spec.x is {"f:spec": {"f:x": {}}}."""
+    """Paths in the API server's form: .spec.x is {"f:spec": {"f:x": {}}}."""
     found: dict = {}
     for path in paths:
         rest, here, there = path, item, found
@@ -355,7 +355,7 @@ def drop_gated(state, item) -> None:
 
 
 def allocate(state, pod) -> None:
-    """The claims of a pod that starts: for each request a device of its class, as the slices have them.
+    """The claims of a starting pod: for each request a device of its class from the slices.
 
     Classes are known by their names: rail-N, rail, or that of the driver. A constraint on an attribute is kept.
     """
@@ -507,7 +507,7 @@ def patch(state, words) -> None:
 
 
 def updated(item, change, manager) -> None:
-    """Merge a change: what it sets belongs to its manager alone, what it removes to nobody."""
+    """Merge a change: fields that it sets belong only to its manager, removed ones to nobody."""
     before = leaves(item)
     merge(item, change)
     after = leaves(item)
@@ -590,11 +590,11 @@ VERBS = {
 }
 
 
-# --- what tests plant into it and read from it ------------------------------------------------------------------------
+# --- the interface for tests ------------------------------------------------------------------------------------------
 
 
 class Cluster:
-    """What tests plant into the double and read from it; see the top for the keys of its state."""
+    """The tests' access to the double's state; see the top for its keys."""
 
     def __init__(self, path):
         self.path = pathlib.Path(path)
@@ -619,7 +619,7 @@ class Cluster:
         return [item["metadata"]["name"] for item in self.objects.values() if item["kind"] == "Namespace"]
 
     def client(self, **options):
-        # Not at the top: the program below has the standard library only.
+        # Not at the top: the program below only has the standard library.
         from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 
         return Kubectl(self.argv, **options)
@@ -704,7 +704,7 @@ def pod(namespace, name, on, owner=None, **metadata) -> dict:
 
 
 def hosts():
-    """The same two nodes as the inventory and their facts know them."""
+    """The same two nodes for the inventory, with their facts."""
     rail = {"index": 0, "hca": "mlx5_0", "port": 1, "netdev": "eth2", "pci": "0000:18:00.0", "kind": "pci"}
     rail.update(link_layer="Ethernet", active_mtu=4096, char_devices=["uverbs0", "umad0"])
     netdev = {"index": 5, "mtu": 9000, "type": "ether", "addresses": [], "default_route": False}
@@ -721,7 +721,7 @@ def answer_of(text: str, pod: dict) -> str:
     last = number * 16 + 2
     text = text.replace("10.56.0.2", f"10.56.0.{last}").replace("0a38:0002", f"0a38:{last:04x}")
     text = text.replace("10.42.0.9/24", f"10.42.{number}.9/24")
-    # In the double's two nodes the peer is the pod of the other one.
+    # With the double's two nodes the peer is the other one's pod.
     text = text.replace("10.42.0.9  ", f"10.42.{1 - number}.9  ")
     return text.replace("@@ user\n1000", "@@ user\n0") if pod["kind"] in ("seed", "host") else text
 

@@ -1,8 +1,7 @@
 """The lab's cluster for tests: the nodes, the playbooks on them, the API server.
 
-LAB_DIR and its companions say which lab; `make cluster` sets them for one node. The first test that asks for the
-cluster brings it up and saves its nodes; later sessions start from that, as long as everything it was built from is
-unchanged.
+LAB_DIR and its companions select the lab; `make cluster` sets them for one node. The first test that needs the cluster
+brings it up and saves its nodes; later sessions start from that, as long as its sources are unchanged.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ SOURCES = ("roles", "plugins", "playbooks", "device_plugin", "inventory", "lab",
 PATIENCE = 600.0
 STARTUP_TAINT = "rdma.gpufabric.io/not-ready"
 # sysctl comes before the modules: reading all of /proc/sys loads binfmt_misc.
-# What Ansible keeps below ~/.ansible/tmp, and kubectl's cache of the API server's types, are not the playbook's doing.
+# Ansible's files below ~/.ansible/tmp and kubectl's cache of the API server's types do not come from the playbook.
 EVERYTHING = """
 find /etc /opt /usr /boot /root /home /var/lib/rdma-device-plugin /var/lib/cni -xdev \
   \\( -path /root/.ansible -o -path /root/.kube/cache \\) -prune -o \
@@ -44,7 +43,7 @@ OBJECTS = (
 
 
 def made_of() -> str:
-    """A digest of everything that decides what the cluster looks like."""
+    """A digest of everything that determines the cluster."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *SOURCES]
     listed = subprocess.run(words, cwd=CHECKOUT, capture_output=True, check=True)
     total = hashlib.sha256(
@@ -67,10 +66,10 @@ class Run:
     """One ansible-playbook run: its exit code and, host by host, the results of its tasks."""
 
     code: int
-    said: str  # the reports for people, which come before the machine's part
+    said: str  # the reports for people, before the machine-readable part
     text: str
     results: dict
-    record: dict  # what tests/tools/callback_plugins/run_record.py wrote
+    record: dict  # from tests/tools/callback_plugins/run_record.py
 
     def changes(self, host):
         """(object, action) of everything the modules changed, or would change in check mode."""
@@ -87,7 +86,7 @@ class Run:
         return [check for check in checks if check["status"] == status]
 
     def messages(self, host):
-        """What was printed to the user about this host."""
+        """The output for the user about this host."""
         said = [result.get("msg", "") for result in self.results[host]]
         return "\n".join("\n".join(map(str, words)) if isinstance(words, list) else str(words) for words in said)
 
@@ -95,7 +94,7 @@ class Run:
 class Cluster:
     """The nodes, the playbooks on them, and the API server through the first one.
 
-    server and worker are the nodes that tests break; in a lab of one node both are that one.
+    server and worker are the nodes that tests break; in a lab with one node they are the same.
     """
 
     nodes = tuple(os.environ.get("LAB_NODES", "").split()) or ("node1", "node2")
@@ -105,9 +104,9 @@ class Cluster:
     def __init__(self) -> None:
         self.state = pathlib.Path(os.environ["LAB_DIR"]).resolve()
         self.figures: list[str] = []
-        self.first = None  # the run that made the cluster, where this session did, and its seconds
+        self.first = None  # the run that made the cluster, if in this session, and its seconds
         self.first_seconds = 0.0
-        # Variables of every run on the cluster, however it is started.
+        # Variables of every run on the cluster.
         self.variables = ("-e", f"@{self.state}/cluster.yml")
         self.hosts = ("-i", str(CHECKOUT / "inventory" / self.inventory))
 
@@ -132,7 +131,7 @@ class Cluster:
 
     def run(self, playbook, *arguments):
         command = ["ansible-playbook", *self.hosts, CHECKOUT / "playbooks" / playbook, *self.variables, *arguments]
-        # Machine-readable, so that no test reads a layout made for people.
+        # Machine-readable, so no test reads a layout for people.
         told = self.state / "environment"
         own = dict(line.split("=", 1) for line in told.read_text().splitlines()) if told.exists() else {}
         with tempfile.TemporaryDirectory() as records:
@@ -152,7 +151,7 @@ class Cluster:
         return Run(done.returncode, done.stdout[:start], text, results, record)
 
     def succeed(self, playbook, *arguments):
-        """A run that has to end well."""
+        """A run that must succeed."""
         done = self.run(playbook, *arguments)
         assert done.code == 0, done.text[-6000:]
         return done
@@ -171,12 +170,12 @@ class Cluster:
         return done.returncode, {entry["host"]: entry for entry in entries}, text
 
     def everything(self) -> dict[str, set[str]]:
-        """What a run could change, to be compared: files with the time of their last change, settings, objects."""
+        """All that a run could change, for comparison: files with the time of their last change, settings, objects."""
         found = {name: set(self.node(name, EVERYTHING).splitlines()) for name in self.nodes}
         found["objects"] = set()
         for row in self.get(OBJECTS, "--all-namespaces")["items"]:
             meta = row["metadata"]
-            # A status moves the resourceVersion too; what has one also counts its generations.
+            # A status also changes the resourceVersion; objects with a status count generations.
             version = meta.get("generation", meta["resourceVersion"])
             found["objects"].add(f"{row['kind']} {meta.get('namespace')}/{meta['name']} {meta['uid']} {version}")
         for row in self.get("nodes")["items"]:
@@ -191,7 +190,7 @@ class Cluster:
     def bring_up(self) -> None:
         """From the saved nodes, or from their first boot.
 
-        The mark is beside a node's disk, so that `labctl down` removes it with the saved state.
+        The mark is next to a node's disk, so `labctl down` removes it with the saved state.
         """
         mark = self.state / "nodes" / self.server / "cluster.made-of"
         if mark.exists() and mark.read_text() == made_of():
@@ -213,7 +212,7 @@ class Cluster:
         mark.write_text(made_of())
 
     def note(self, figure: str) -> None:
-        """A line for the end of the session; printed at once too, with pytest's -s, in case the session is cut off."""
+        """A line for the end of the session; also printed at once with pytest's -s, in case the session is cut off."""
         self.figures.append(figure)
         print(figure, flush=True)
 
@@ -224,15 +223,15 @@ class Cluster:
         self.note(f"{time.monotonic() - start:7.1f} s  {what}")
 
     def try_node(self, name: str, script: str) -> str:
-        """A node's output, or nothing while it does not answer."""
+        """A node's output; empty while it does not answer."""
         done = self.try_labctl("ssh", name, script, stdin="")
         return done.stdout.strip() if done.returncode == 0 else ""
 
     def reboot(self, name: str, how: str = "hard reset") -> None:
         """A hard reset, or a reboot by systemd, until the node answers again.
 
-        The datastore of the double does not wait for the disk (UnsafeNoFsync), as that of k3s does: its files are
-        written out first, and only they, so that the reset loses nothing that the API server has acknowledged.
+        Unlike k3s' datastore, the double's does not wait for the disk (UnsafeNoFsync): only its files are synced first,
+        so the reset loses nothing that the API server has acknowledged.
         """
         self.node(name, "find /var/lib/rancher/k3s/server -type f -exec sync {} + 2>/dev/null; true")
         script = "cat /proc/sys/kernel/random/boot_id"
@@ -241,7 +240,7 @@ class Cluster:
         self.wait(lambda: self.try_node(name, script) not in ("", before), f"a new boot of {name}")
 
     def came_back(self, name: str) -> bool:
-        """Whether the API server knows of this boot: until the kubelet reports, everything looks as before it."""
+        """Whether the API server knows about this boot: until the kubelet reports, everything looks as before."""
         script = "cat /proc/sys/kernel/random/boot_id; date -u -d @$(sed -n 's/^btime //p' /proc/stat) +%FT%TZ"
         boot, since = (self.try_node(name, script).splitlines() or ["", ""])[:2]
         pods = [
@@ -269,7 +268,7 @@ class Cluster:
         return times["set"], times["removed"]
 
     def wait_bound_untainted(self, pod: str, namespace: str, name: str, patience: float) -> None:
-        """Until the scheduler has bound the pod, which it must not while the node has the startup taint."""
+        """Wait until the scheduler has bound the pod, which must not happen while the node has the startup taint."""
 
         def bound() -> bool:
             # Read the pod before the node: a taint may be removed in between.
@@ -288,7 +287,7 @@ class Cluster:
         )
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """Its output. A connection that a busy server did not take up is tried again: nothing has happened yet."""
+        """Its output. A connection that a busy server did not accept is retried, because nothing has happened yet."""
         for _try in range(4):
             done = self.try_kubectl(*words, stdin=stdin)
             if "TLS handshake timeout" not in done.stderr:
@@ -311,7 +310,7 @@ class Cluster:
         return len(conditions) == len(self.nodes) and all(conditions) and all(self.pods().values())
 
     def allocatable(self, resource: str) -> int | None:
-        """How much of a resource the worker offers to pods; None while the API server does not answer."""
+        """The worker's allocatable amount of a resource; None while the API server does not answer."""
         node = self.get("node", self.worker)
         return int(node["status"]["allocatable"].get(resource, 0)) if node else None
 
@@ -331,7 +330,7 @@ class Cluster:
         return {name: self.node(name, f"{show} {self.kubelet_service(name)}") for name in self.nodes}
 
     def wait(self, condition, what: str, limit: float = PATIENCE) -> None:
-        """Until the condition holds."""
+        """Wait until the condition holds."""
         start = time.monotonic()
         while not condition():
             if time.monotonic() - start > limit:

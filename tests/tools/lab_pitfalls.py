@@ -1,4 +1,4 @@
-"""What the tests of the pod network's pitfalls plant in the lab's cluster, and what they observe."""
+"""Faults and observations for the tests of the pod network's pitfalls in the lab's cluster."""
 
 import datetime
 import json
@@ -14,9 +14,9 @@ PLUGIN = "/opt/cni/bin/portmap"
 NAMESPACE = "pitfalls"
 FLANNEL, MULTUS = ("kube-flannel-ds", "kube-flannel"), ("kube-multus-ds", "kube-multus")
 RESOURCE = "rdma/hca_shared_devices_0"  # of rail 0
-# As generous as an emulated node needs; the figures say how long it took.
+# Long enough for an emulated node; the figures have the real times.
 PATIENCE = 300
-# What containerd.tools finds on a lab node: Debian, with everything below /usr.
+# The result of containerd.tools on a lab node: Debian, with everything below /usr.
 _PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/libibverbs.d")
 _TOOLS = {
     "image": "docker.io/rancher/mirrored-pause:3.6",
@@ -25,7 +25,7 @@ _TOOLS = {
 
 
 def with_tools(spec: dict) -> dict:
-    """The pod's spec, whose only container runs the node's own programs, as verification's test pods do."""
+    """The pod's spec, whose only container runs the node's own programs, like verification's test pods."""
     pods.mount_tools(spec, _TOOLS)
     return spec
 
@@ -42,7 +42,7 @@ LARGE = attachment("large", {"type": "macvlan", "master": "eth3", "mtu": 9000})
 
 
 def pod(name, node, networks=None, on=None):
-    """node: where it is bound to, past the scheduler; on: where alone the scheduler may bind it to."""
+    """node: its node, bypassing the scheduler; on: the only node to which the scheduler may bind it."""
     annotations = {"annotations": {"k8s.v1.cni.cncf.io/networks": networks}} if networks else {}
     place = {"nodeName": node} if node else {"nodeSelector": {"kubernetes.io/hostname": on}}
     container = {"name": "main", "command": ["sleep", "100000"]}
@@ -51,7 +51,7 @@ def pod(name, node, networks=None, on=None):
 
 
 def taking(pod, amount):
-    """The pod, which takes so many devices of rail 0's resource, and is not restarted when it has ended."""
+    """The pod, with this many devices of rail 0's resource, which is not restarted after its end."""
     pod["spec"]["restartPolicy"] = "Never"
     pod["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE: str(amount)}}
     return pod
@@ -92,7 +92,7 @@ def interfaces(cluster, name):
 
 
 def complaints(cluster, name, reason="FailedCreatePodSandBox"):
-    """Events with this reason for a pod that does not start: from the kubelet, unless another source is given."""
+    """Events with this reason for a pod that does not start, from the kubelet or the given source."""
     events = cluster.get("events", "-n", NAMESPACE).get("items", [])
     return "\n".join(
         event["message"] for event in events if event["involvedObject"]["name"] == name and event["reason"] == reason
@@ -100,7 +100,7 @@ def complaints(cluster, name, reason="FailedCreatePodSandBox"):
 
 
 def unscheduled(cluster, name):
-    """The scheduler's messages about a pod that it bound to no node."""
+    """The scheduler's messages about an unbound pod."""
     return complaints(cluster, name, "FailedScheduling")
 
 
@@ -130,7 +130,7 @@ def plant_missing_plugin(cluster, name):
 def plant_empty_conf(cluster):
     """M5: Multus' configuration on the worker is empty, its guard stopped, and the daemon leaves it so."""
     cluster.node(cluster.worker, f"systemctl stop {GUARD}; : >{CONF}; sleep 20")
-    assert cluster.node(cluster.worker, f"stat -c %s {CONF}") == "0", "the daemon alone does not repair it"
+    assert cluster.node(cluster.worker, f"stat -c %s {CONF}") == "0", "the daemon itself does not repair it"
 
 
 def plant_foreign_conf(cluster):
@@ -153,7 +153,7 @@ def _container(cluster, daemon):
 
 
 def plant_flannel_on_the_fabric(cluster, netdev):
-    """K8: Flannel takes a rail for the traffic of pods."""
+    """K8: Flannel uses a rail for pod traffic."""
     arguments = _container(cluster, FLANNEL)["args"]
     place = next(place for place, word in enumerate(arguments) if word.startswith("--iface="))
     _patch(cluster, FLANNEL, f"args/{place}", f"--iface={netdev}")

@@ -1,11 +1,11 @@
 """The Python of laid-out nodes: one warm process, and a fork of it for each module.
 
 Of the 0.3 s that a module takes, 0.2 s are Python's start and AnsiballZ's import of `ansible.module_utils` from an
-archive. Here those are imported once, from where they are installed. The module, and all of ours that it imports, come
-from the archive as on a node, and there is nothing else to import but the standard library.
+archive. Here those are imported once, from their installation. The module and its imports from the collection come from
+the archive as on a node, and only the standard library is available besides.
 
-    node_python.path()             the program to name as ansible_python_interpreter
-    node_python.py FOLDER          what it starts: answers on FOLDER/socket until it is killed
+    node_python.path()             the program for ansible_python_interpreter
+    node_python.py FOLDER          the process that it starts: answers on FOLDER/socket until it is killed
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import tempfile
 import types
 import zipimport
 
-# Hands folder, environment, arguments and standard streams to the warm process, and ends as the fork does.
+# Passes folder, environment, arguments and standard streams to the warm process, and ends like the fork.
 CLIENT = """#!{python} -ISE
 import _socket, marshal, os, sys
 {before}
@@ -49,7 +49,7 @@ def path() -> str:
     import ansible
 
     folder = scratch("node-python-")
-    # What AnsiballZ's archive has of the package, so that a module does not take its machine for a controller.
+    # The package's files in AnsiballZ's archive, so a module does not think that it runs on a controller.
     package, installed = folder / "ansible", pathlib.Path(ansible.__file__).parent
     package.mkdir()
     (package / "__init__.py").write_text(f"__version__ = {ansible.__version__!r}\n__author__ = 'Ansible, Inc.'\n")
@@ -59,14 +59,14 @@ def path() -> str:
 
 
 def scratch(prefix: str) -> pathlib.Path:
-    """A folder that goes when this process ends."""
+    """A folder that is removed when this process ends."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix=prefix))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def program(path: pathlib.Path, server: list, before: str = "") -> str:
-    """Starts the warm process, which listens beside the path, and writes the program that asks it for forks."""
+    """Starts the warm process, which listens next to the path, and writes the program that requests forks."""
     warm = subprocess.Popen(server, stdout=subprocess.PIPE)
     atexit.register(warm.kill)
     assert warm.stdout.readline() == b"ready\n"
@@ -84,14 +84,14 @@ def serve(folder: pathlib.Path) -> None:
     import ansible.module_utils._internal._json._profiles._module_modern_m2c  # noqa: F401
 
     compiled = compiler(folder)
-    # An archive holds sources only, and zipimport compiles each of them twice.
+    # An archive only has sources, and zipimport compiles each of them twice.
     zipimport._compile_source = lambda name, source: compiled(zipimport._normalize_line_endings(source), name)
     for client in clients(folder):
         answer(client, *request(client), run)
 
 
 def compiler(folder: pathlib.Path):
-    """compile(source, name) that finds in the folder what another fork has compiled."""
+    """compile(source, name) that reuses the results of other forks in the folder."""
 
     def compiled(source: bytes | str, name: str):
         text = source if isinstance(source, bytes) else source.encode()
@@ -108,7 +108,7 @@ def compiler(folder: pathlib.Path):
 
 
 def clients(folder: pathlib.Path):
-    """Connections of those who ask; each is closed here before the next.
+    """Connections of clients; each is closed here before the next.
 
     Forks collect no cycles: they end soon, and a collection would copy every page that they share with this process.
     """
@@ -147,7 +147,7 @@ def answer(client: socket.socket, streams: list[int], text: bytes, work) -> None
 
 
 def run(folder: str, environment: dict, arguments: list[str]) -> int:
-    """What `python arguments` does; without any the program comes from standard input. Returns its exit code."""
+    """Runs `python arguments`; without arguments the program comes from standard input. Returns its exit code."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -163,13 +163,13 @@ def run(folder: str, environment: dict, arguments: list[str]) -> int:
 
 
 def exit_code(work) -> int:
-    """What the interpreter would end with after the work; what is to run at its exit has run."""
+    """The interpreter's exit code after the work and the exit handlers."""
     try:
         work()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - as the interpreter itself does
+    except BaseException:  # noqa: BLE001 - like the interpreter itself
         sys.excepthook(*sys.exc_info())
         code = 1
     atexit._run_exitfuncs()

@@ -1,4 +1,4 @@
-"""What tests lay over a captured node: a way in over the HCA, a disk behind the stack, pods, names, Secure Boot."""
+"""Overlays of a captured node for tests: access over the HCA, a disk behind the stack, pods, names, Secure Boot."""
 
 import base64
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ ORDER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retr
 
 @dataclass
 class Over:
-    """Files and links laid over a node."""
+    """Files and links that are laid over a node."""
 
     files: dict = field(default_factory=dict)
     links: dict = field(default_factory=dict)

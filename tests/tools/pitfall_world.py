@@ -1,7 +1,7 @@
-"""Two sound nodes in a cluster, or more, as verify sees them, for tests that plant one failure and check its name.
+"""Two or more healthy nodes in a cluster as input of verify, for tests that plant one failure and check its id.
 
 Host facts are those of a captured node. Objects of the API server, states of pods and their answers are composed; they
-go through _kube and the judge of all checks as in a run.
+go through _kube and the judge of all checks like in a run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CNI_WANTED = {
 
 
 def converged(facts: dict, variables: dict) -> dict:
-    """A GH200 on which no planner finds anything to do, both ports cabled and with jumbo frames."""
+    """A GH200 without any planned change, both ports cabled and with jumbo frames."""
     facts["modules"] = {name: dict(LOADED) for name in [*variables["kernel_modules_required"], "nvidia_peermem"]}
     facts["initramfs"]["images"] = []
     facts["subsystem"].update(netns_mode="shared", persisted_netns_mode="shared")
@@ -87,7 +87,7 @@ class World:
                 item["status"]["conditions"] = [{"type": "Ready", "status": "False", "message": message}]
 
     def use(self, annotation="rail0", limits=(RESOURCE,), answer=ROCE, security=None, reason=None, paths=()) -> None:
-        """Check a pod of the user instead of running test pods."""
+        """Check a user's pod instead of running test pods."""
         metadata = {"annotations": {kube_pods.NETWORKS: annotation} if annotation else {}}
         ready = "False" if reason else "True"
         container = {"name": "app", "resources": {"limits": dict.fromkeys(limits, "1")}}
@@ -104,11 +104,11 @@ class World:
     # --- judging ------------------------------------------------------------------------------------------------------
 
     def judge(self) -> dict:
-        """What is judged of them."""
+        """The judged checks."""
         return judge.judge(self.seen(), check_mode=False)
 
     def seen(self) -> judge.Seen:
-        """What the judge takes."""
+        """The judge's input."""
         return judge.Seen(
             hosts=list(self.hosts),
             nodes=[self._read(host) for host in self.hosts],
@@ -179,7 +179,7 @@ class World:
 
 
 def rail_address(number: int) -> str:
-    """Of the pods on the node of this number, from 0 on."""
+    """Of the pods on the node with this number, from 0 on."""
     return f"10.56.{number // 16}.{number % 16 * 16 + 2}"
 
 
@@ -227,7 +227,7 @@ def flannel(cidr: str = "10.42.0.0/16") -> dict:
 
 
 def flannel_daemon() -> dict:
-    """What makes cluster_info read Flannel's configuration."""
+    """Objects that make cluster_info read Flannel's configuration."""
     image = f"flannel@sha256:{'0' * 64}"
     spec = {"template": {"spec": {"containers": [{"name": "kube-flannel", "image": image}]}}}
     return api_object("apps/v1", "DaemonSet", "kube-flannel-ds", "kube-flannel", spec=spec)
@@ -290,7 +290,7 @@ def netdevs(number: int) -> dict:
 
 
 def cni_state() -> dict:
-    """State as cni_lint reads it, of a sound node."""
+    """State of a healthy node, as read by cni_lint."""
     multus = {"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus-shim"}
     multus["clusterNetwork"] = f"/host{CNI_WANTED['primary']}"
     plugins = [{"type": "flannel", "delegate": {"isDefaultGateway": True}}, {"type": "portmap"}]

@@ -19,7 +19,7 @@ LAID_OUT = ROOT / ".cache/fixtures"
 
 
 def lay_out():
-    """With PyYAML at hand lay the fixtures out; an older Python without it asks the virtual environment to."""
+    """Lays out the fixtures with PyYAML; an older Python without it uses the virtual environment."""
     script = (
         "import pathlib, shutil, sys; sys.path.insert(0, 'tests/tools'); import tree; "
         "target = pathlib.Path('.cache/fixtures'); shutil.rmtree(target, ignore_errors=True); "

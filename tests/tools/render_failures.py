@@ -10,20 +10,20 @@ HEAD = """# Failures by name
 
 Generated from `plugins/plugin_utils/_findings/catalogue.yml` by `tests/tools/render_failures.py`.
 
-`ansible-playbook gpufabric.rdma.verify -i INVENTORY` names one root failure for each host, with its id, cause and fix,
-and lists beneath it what fails because of it. Fix the root first and run it again; what stands under *besides* has
-another cause. A run that is refused before it changes anything reports the id as `failure`. Neither the host's network
-nor more privileges for a container fixes any of these. Each is planted in captured facts (E1), `memlock-too-low` and
-`no-cni` in a real cluster as well (E3). [Why a pod does not start](#why-a-pod-does-not-start) and
+`ansible-playbook gpufabric.rdma.verify -i INVENTORY` reports one root failure for each host, with its id, cause and
+fix, and lists beneath it the failures that follow from it. Fix the root first and run it again; failures under
+*besides* have another cause. A run that is refused before it changes anything reports the id as `failure`. Neither the
+host's network nor more privileges for a container fixes any of these. Each is planted in captured facts (E1),
+`memlock-too-low` and `no-cni` in a real cluster as well (E3). [Why a pod does not start](#why-a-pod-does-not-start) and
 [pitfalls](#pitfalls-by-id) follow below.
 """
 STARTS = """## Why a pod does not start
 
-What components write into a pod's events. Of wrapped texts the innermost counts; `*` stands for a word.
+Messages of components in a pod's events. Of nested messages the innermost counts; `*` stands for a word.
 """
 PITFALLS = """## Pitfalls by id
 
-What operators of such clusters run into and what the collection does about it. Code and tests refer to these ids.
+Common problems of such clusters and what the collection does about them. Code and tests refer to these ids.
 """
 
 

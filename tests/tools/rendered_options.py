@@ -1,9 +1,9 @@
-"""Whether an option given as text, as -e and INI inventories give it, comes to what the typed value comes to.
+"""Whether an option given as text, like in -e and INI inventories, has the same effect as the typed value.
 
 A case is one option from one source in one spelling. It renders every expression of roles and playbooks that reads the
-option, and takes what plugins are handed. What a module's option is given is compared as the module's argument spec
-converts it, and what stands under the name of an option as that is converted: actions take variables by their names.
-Ansible's collection loader has to be at work before this is imported, so it takes a process of its own.
+option, and the input of plugins. A module option's value is compared after conversion by the module's argument spec,
+and a value under an option's name after that option's conversion, because actions read variables by their names.
+Ansible's collection loader has to be active before this is imported, so it needs a separate process.
 """
 
 import functools
@@ -34,12 +34,12 @@ from ansible_collections.gpufabric.rdma.tests.tools.running import ROOT
 # Where Ansible reads an expression without braces.
 READ_BARE = {"when", "that", "until", "failed_when", "changed_when"}
 _YES, _NO = ("true", "True", "yes", "on", "1"), ("false", "False", "no", "off", "0")
-# Texts that may be a number, which YAML and a host's line of an INI inventory take it for.
+# Texts that YAML and a host's line of an INI inventory may read as a number.
 _NUMBERS = (
     "device_plugin_server", "driver_drain_host", "driver_drain_node", "driver_repository_fingerprint", "k3s_node_name",
     "nccl_tests_namespace", "verification_namespace",
 )  # fmt: skip
-# What earlier tasks have registered, as far as expressions read it that also read an option.
+# Results of earlier tasks that are in the same expressions as options.
 _OF_NODE = {"k3s": {"token_present": False, "version": "v1"}, "dra": {"name": "node1", "rails": {}}, "name": "node1"}
 _OF_NODE["networks"] = {"files": [], "absent": [], "vfs_unit": False}
 _OF_NODE["device_plugin"] = {"config": "{}", "links_up": False}
@@ -80,7 +80,7 @@ _REGISTERED = {
 
 
 class _Lenient(dict):
-    """Filters and tests that only Ansible has; for the parser any will do."""
+    """Filters and tests that only Ansible has; any are fine for the parser."""
 
     def __contains__(self, name):
         return True
@@ -97,7 +97,7 @@ class Expression(NamedTuple):
     place: str
     text: str
     role: str
-    names: frozenset  # variables that it reads, and texts in it, such as what a lookup is given
+    names: frozenset  # variables that it reads, and texts in it, such as arguments of lookups
     option: str  # of a module, as JSON, if it is the whole value of one
 
 
@@ -166,12 +166,12 @@ def _names(text: str, texts: bool = True) -> frozenset:
 
 
 def out_of_scope(known: list[Expression], options: dict, defaults: dict) -> list[str]:
-    """Options read by their plain names where neither the role itself nor the role common has the default."""
+    """Options read by their plain names although neither the role itself nor the role common has the default."""
     found = []
     for expression in known:
         role = pathlib.PurePath(expression.place).parts[1]
         foreign = (_names(expression.text, texts=False) & set(options)) - set(defaults["common"])
-        # A play has no role's defaults and says its own.
+        # A play has no role's defaults, only its own.
         of_play = expression.place.startswith("playbooks")
         said = set(re.findall(r"(\w+) \| default\(", expression.text) if of_play else ())
         found += [f"{expression.place}: {name}" for name in foreign - said - set(defaults.get(role, ()))]
@@ -212,7 +212,7 @@ def given(name: str, text: str, folder: pathlib.Path) -> dict:
     """{source: what Ansible makes of the text}: of -e NAME=TEXT, and of a group's variable in INI and in YAML."""
     loader = DataLoader()
     context.CLIARGS = CLIArgs({"extra_vars": (f"{name}='{text}'",)})
-    vars(load_extra_vars).pop("extra_vars", None)  # what it keeps from one call to the next
+    vars(load_extra_vars).pop("extra_vars", None)  # its cache from the last call
     path = folder / "hosts.ini"
     path.write_text(f"[gpu_nodes]\nnode1\n\n[gpu_nodes:vars]\n{name}={text}\n")
     inventory = InventoryManager(loader=loader, sources=[str(path)])
@@ -232,7 +232,7 @@ def trusted(value):
 
 
 def rendered(expression: Expression, variables: dict) -> str:
-    """What it comes to as JSON, which tells true from 1 and from "true"; the error's words where it fails."""
+    """Its value as JSON, which tells true from 1 and from "true"; the error's words if it fails."""
     role = str(ROOT / "roles" / expression.role)
     loader = DataLoader()
     loader.set_basedir(role)
@@ -249,7 +249,7 @@ def rendered(expression: Expression, variables: dict) -> str:
 
 
 def outcome(name: str, value, reading: list[Expression], base: dict) -> dict:
-    """What each reader comes to where the option has this value, and what plugins are handed."""
+    """Each reader's value if the option has this value, and the input of plugins."""
     known = preflight_variables.options()
     plan, _findings = preflight_variables.effective(known, {name: value}, trusted)
     variables = {**base, "__discovery_read": {"k3s": {}, "variables": plan}, name: value}
@@ -259,7 +259,7 @@ def outcome(name: str, value, reading: list[Expression], base: dict) -> dict:
 
 
 def _variables(kind: str) -> dict:
-    """{role: what its defaults/main.yml or vars/main.yml has}"""
+    """{role: content of its defaults/main.yml or vars/main.yml}"""
     return {
         path.parents[1].name: yaml.safe_load(path.read_text()) or {} for path in ROOT.glob(f"roles/*/{kind}/main.yml")
     }
@@ -289,7 +289,7 @@ def main() -> None:
             for value, texts in spellings(name, option):
                 result["options"][name] = option["type"]
                 typed = outcome(name, value, reading, base)
-                # One that wants more than _REGISTERED has says nothing; each option needs one that speaks.
+                # An expression that needs more than _REGISTERED proves nothing; each option needs one that works.
                 failed = {it.place: typed[it] for it in reading if typed[it].startswith("ERROR")}
                 if failed and len(failed) == len(reading):
                     result["unseen"][name] = failed

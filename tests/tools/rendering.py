@@ -1,11 +1,11 @@
-"""Renders what the roles write from Jinja: every object of a cluster, and texts with hostile strings in all they take.
+"""Renders the roles' Jinja: every object of a cluster, and texts with hostile strings in all their variables.
 
 rendering.py            prints JSON: {"texts", "values", "refused", "faults"}
 
-A text is a template, or an item with `content` in a role's vars; all are found by themselves. For each, all variables
-are found that it takes, directly or through others. It is rendered twice with plain values, which shows where a value
-lands, and then with each hostile string in all of them: what comes out has the same structure, and differs only there.
-Its own process, because Ansible's collection loader has to be at work.
+A text is a template, or an item with `content` in a role's vars; all are found automatically, with all their variables,
+direct and indirect. Each is rendered twice with plain values, which shows where a value ends up, and then with each
+hostile string in all of them: the result has the same structure and differs only in those places. It is a separate
+process, because Ansible's collection loader has to be active.
 """
 
 import configparser
@@ -32,7 +32,7 @@ HOSTILE = [
     "a\u001b[2Jb", "a\u007fb", "a\u0085b", "a\u009bb", "a\u2028b", "a\u2029b", "a\u202eb", "\ufeffa", "\u00e9\u5317",
     "A" * 5000,
 ]  # fmt: skip
-# What a task registers or sets, and of Ansible's own: with values as they are.
+# Registered or set variables, and those of Ansible, with real values.
 GIVEN = {
     "__networks_plan": {"sriov_config": {"resourceList": [{"resourceName": "", "selectors": {"pfNames": [""]}}]}},
     "__networks_used_images": dict.fromkeys(
@@ -49,12 +49,12 @@ GIVEN = {
     "inventory_hostname": "node1",
     "component": "sriov-cni",
 }
-# Checked before: names of hosts and components, addresses of the shared address' plan.
+# Checked earlier: names of hosts and components, addresses of the shared address' plan.
 CHECKED = ("groups", "inventory_hostname", "component", "__device_plugin_mine", "__k3s_mine", "shared")
 PLANTABLE = set(GIVEN) - set(CHECKED)
-# What decides which parts are there.
+# Variables that decide which parts exist.
 CHOSEN = {"networks_components": list(GIVEN["__networks_used_images"]), "k3s_node_features_by_nfd": True}
-# What is worked out from its value, and so takes no other text.
+# Derived from its value, so it takes no other text.
 PLAIN = {"limits_memlock": {"a": "1G", "b": "2G"}}
 ALTERNATIVES = {"device_plugin_use_cdi": True, "flannel_health_port": 8090}
 
@@ -68,7 +68,7 @@ def options() -> dict:
 
 
 def texts(roles: pathlib.Path = ROLES) -> list[tuple[str, str]]:
-    """(role, template file or variable of the role) of everything that is rendered."""
+    """(role, template file or variable of the role) of all rendered texts."""
     found = [(path.parents[1].name, path.name) for path in sorted(roles.glob("*/templates/*.j2"))]
     for path in sorted(roles.glob("*/vars/main.yml")):
         for name, value in (yaml.safe_load(path.read_text()) or {}).items():
@@ -89,7 +89,7 @@ def role_vars(role: str) -> dict:
 
 
 def taken(role: str, name: str) -> set:
-    """Names of options and of GIVEN that a text takes, directly or through the role's vars, templates and lookups."""
+    """Names of options and of GIVEN that a text uses, directly or through the role's vars, templates and lookups."""
     own, known, found, seen = role_vars(role), set(options()) | set(GIVEN), set(), set()
     pending = [source(role, name)]
     while pending:
@@ -110,12 +110,12 @@ def taken(role: str, name: str) -> set:
 
 
 def plantable(option: dict) -> bool:
-    """Typed texts: what has choices, or is a number or a boolean, is refused before it gets here."""
+    """Options of free text: invalid choices, numbers and booleans are refused earlier."""
     return option["type"] in ("str", "path", "list", "dict") and not option.get("choices")
 
 
 def with_texts(value, text):
-    """The same structure with this in place of each text."""
+    """The same structure with this instead of each text."""
     if isinstance(value, dict):
         return {key: with_texts(item, text) for key, item in value.items()}
     if isinstance(value, list):
@@ -146,7 +146,7 @@ def of_role(role: str) -> dict:
 
 
 def variables(*roles: str, **values) -> dict:
-    """Of these roles, of GIVEN and of the plan that reads the options; `values` come first."""
+    """Variables of these roles, of GIVEN and of the plan that reads the options; `values` come first."""
     found = {name: value for role in roles for name, value in of_role(role).items()}
     found.update(copy.deepcopy({key: value for key, value in GIVEN.items() if key not in values}))
     found.update({**CHOSEN, **values})
@@ -164,7 +164,7 @@ def template(expression: str, values: dict):
 
 
 def render(role: str, name: str, values: dict):
-    """What comes out: of a template its text, of a variable its items."""
+    """The result: the text of a template, the items of a variable."""
     from ansible.errors import AnsibleError
 
     home = str(ROLES / role)
@@ -177,7 +177,7 @@ def render(role: str, name: str, values: dict):
 
 
 def parsed(name: str, made):
-    """The structure of what was rendered."""
+    """The structure of the result."""
     if not name.endswith(".j2"):
         return [{"path": item["path"], "content": parsed(item["path"] + ".j2", item["content"])} for item in made]
     kind = name.removesuffix(".j2").rpartition(".")[2]
@@ -192,7 +192,7 @@ def parsed(name: str, made):
 
 
 def unfolded(value):
-    """Texts that hold JSON, as what they hold."""
+    """JSON texts as their parsed values."""
     if isinstance(value, dict):
         return {key: unfolded(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -252,7 +252,7 @@ def pod_of(item: dict) -> dict:
 
 
 def workloads() -> dict[str, dict]:
-    """{Kind namespace/name: object} of all that runs pods."""
+    """{Kind namespace/name: object} of all objects that run pods."""
     found = {}
     for items in by_source().values():
         for item in items:
@@ -263,7 +263,7 @@ def workloads() -> dict[str, dict]:
 
 
 def tolerates(pod: dict, taint: dict) -> bool:
-    """As the scheduler decides it: taint {key, value, effect}."""
+    """Like the scheduler: taint {key, value, effect}."""
     return any(
         (one.get("effect") or taint["effect"]) == taint["effect"]
         and (
@@ -280,7 +280,7 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def differences(first, second, third, plain, hostile, place="$"):
-    """Where the third differs from the first though the second does not, or in structure, or not by the value."""
+    """Where the third differs from the first although the second does not, or in structure, or not by the value."""
     if isinstance(first, dict) and isinstance(third, dict):
         if list(first) != list(third):
             return [f"{place}: keys {list(first)} are {list(third)}"]
@@ -302,10 +302,10 @@ def differences(first, second, third, plain, hostile, place="$"):
                 expected.replace(old, new),
                 filled.replace(old, os.path.expanduser(os.path.expandvars(new))),
             )
-        # Names are trimmed and in lower case; Ansible fills in what a path refers to.
+        # Names are trimmed and in lower case; Ansible expands paths.
         forms = (expected, expected.strip(), expected.strip().lower(), filled)
         same = str(third) in forms or HASH.fullmatch(str(third))
-        # An address is cut at its last colon.
+        # An address is split at its last colon.
         part = any(str(third) in (value, value.rpartition(":")[0], value.rpartition(":")[2]) for value in hostile)
         return [] if same or part else [f"{place}: wanted {expected!r}, is {third!r}"]
     return [fault for item in pairs for fault in differences(*item[1:], plain, hostile, item[0])]
@@ -319,7 +319,7 @@ def look(role: str, name: str, more: dict) -> dict:
     )
 
     def plain(letter):
-        """{variable: a text of its own}"""
+        """{variable: a unique text}"""
         made = {word: f"/{letter}-{place}-plain:{letter}{place}" for place, word in enumerate(names)}
         return {word: PLAIN.get(word, {}).get(letter, own) for word, own in made.items()}
 
@@ -330,7 +330,7 @@ def look(role: str, name: str, more: dict) -> dict:
     outcome = {"values": 0, "refused": 0, "faults": []}
 
     def one(chosen, text):
-        """Whether it is as it has to be with this text in the chosen variables; None when it was refused."""
+        """Whether it is correct with this text in the chosen variables; None if it was refused."""
         own = {word: planted(word, text) for word in chosen}
         try:
             third = render(role, name, {**values("a"), **own})
@@ -360,7 +360,7 @@ def look(role: str, name: str, more: dict) -> dict:
 
 
 def compile_once() -> None:
-    """Each rendering brings a Jinja environment of its own, with the same few sources: what one compiles serves all."""
+    """Each rendering has its own Jinja environment for the same few sources, so the compiled ones are shared."""
     import jinja2
 
     by_jinja, compiled = jinja2.Environment.compile, {}

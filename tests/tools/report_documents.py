@@ -1,6 +1,6 @@
-"""Results documents for tests of the report, made of the captured and composed nodes in tests/fixtures.
+"""Results documents for tests of the report, made from the captured and composed nodes in tests/fixtures.
 
-report_documents.py FOLDER    writes the pages that tests/report/browser.py looks at: lab, rails and fleet
+report_documents.py FOLDER    writes the pages for tests/report/browser.py: lab, rails and fleet
 """
 
 import pathlib
@@ -14,7 +14,7 @@ AT = "2026-11-22T07:10:00Z"
 
 
 def facts(name: str) -> dict:
-    """Of a fixture, software HCAs admitted as rails."""
+    """Facts of a fixture, with software HCAs as rails."""
     return tree.facts(name, software_hcas=True)
 
 
@@ -23,7 +23,7 @@ def results(nodes: list[dict], drift: dict | None = None, matrix: dict | None = 
 
 
 def node(host: str, fixture: str | None, more: list[dict] | None = None, reboot: list[str] | None = None) -> dict:
-    """A node with the port checks that verify would make of it, and more checks."""
+    """A node with verify's port checks, and more checks."""
     read = facts(fixture) if fixture else None
     if read is None:
         checks = host_checks.absent("unreachable: Failed to connect to the host via ssh: Connection timed out")
@@ -71,7 +71,7 @@ def _follows(identity: str, obj: str, wanted: str, seen: str) -> dict:
 
 
 def blocked_card(host: str) -> dict:
-    """A node whose driver is blocked: one root and what follows from it."""
+    """A node whose driver is blocked: one root and its consequences."""
     more = [
         dict(_ROOT),
         _follows("nothing-allocatable", "resource rdma/hca", "1 or more allocatable", "0 allocatable"),
@@ -134,11 +134,11 @@ _REBOOT = (
 )
 
 
-# --- the three that the page is looked at with ------------------------------------------------------------------------
+# --- the three documents for viewing the page -------------------------------------------------------------------------
 
 
 def lab() -> dict:
-    """The lab's two nodes, all well; software HCAs have no threshold."""
+    """The lab's two healthy nodes; software HCAs have no threshold."""
     hosts = ["node1", "node2"]
     figures = matrix(hosts, 2, 9.4, {})
     for test in figures["tests"]:
@@ -164,14 +164,14 @@ def rails() -> dict:
 
 
 def fleet(number: int = 64) -> dict:
-    """64 nodes of eight rails: nine with something wrong or open."""
+    """64 nodes with eight rails: nine with something wrong or open."""
     hosts = [f"gpu-{place:03d}" for place in range(1, number + 1)]
     nodes = [node(host, "h100-8x-cx7-ib") for host in hosts]
     for place in (6, 18, 40):
         with_port_down(nodes[place], "mlx5_3")
     nodes[22] = blocked_card(hosts[22])
     nodes[50] = node(hosts[50], None)
-    seen, step = "no other node has a rail in this subnet", "give the rail of two nodes addresses in one subnet"
+    seen, step = "no other node has a rail in this subnet", "give this rail addresses in one subnet on two nodes"
     what = ("fabric:rail0:mlx5_0", "fabric rail 0 (mlx5_0/1)", "not_verified", "verbs traffic with a peer")
     nodes[33]["checks"].append(host_checks.check(*what, seen, step))
     nodes[12]["reboot_reasons"] = [_REBOOT]

@@ -1,4 +1,4 @@
-"""Modules and playbooks as Ansible runs them, for tests: real processes, this machine's Python, no SSH."""
+"""Runs modules and playbooks for tests like Ansible: real processes, this machine's Python, no SSH."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def written(folder: pathlib.Path | str) -> dict:
 
 
 def module(what, check: bool = False, path: str = os.environ["PATH"], **options) -> dict:
-    """What a module of ours answers."""
+    """The answer of one of our modules."""
     arguments = {**options, "_ansible_check_mode": check, "_ansible_diff": True}
     done = subprocess.run(
         [sys.executable, what.__file__],
@@ -46,7 +46,7 @@ def local(**variables) -> dict:
 def play(folder: pathlib.Path, *words, program=None, inventory=None, plays=None, **environment) -> tuple[int, str]:
     """Exit code and output of ansible-playbook in a folder, with this repository's settings; folder/bin comes first.
 
-    inventory, plays: what hosts.json and play.yml hold, which the run then takes.
+    inventory, plays: content of hosts.json and play.yml for the run.
     """
     settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
     done = _run(folder, words, program, inventory, plays, {**settings, **environment})
@@ -65,7 +65,7 @@ def told(folder: pathlib.Path, *words, inventory=None, plays=None) -> tuple[int,
 
 
 def applied(play: dict) -> list[str]:
-    """The roles that a play of ours applies, in order; of some the nodes come first and the objects of all later."""
+    """The roles that one of our plays applies, in order; some do their nodes first and all objects later."""
     found = [role["role"] for role in play.get("roles", [])]
     for task in [*play.get("pre_tasks", []), *play.get("tasks", [])]:
         named = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role")

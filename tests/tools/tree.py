@@ -1,6 +1,6 @@
 """Captured nodes (tests/fixtures/hosts) and composed ones (tests/fixtures/machines.yml), loaded and laid out alike.
 
-    tree.py NAME TARGET    lays out a node of that name, or of that file, below TARGET
+    tree.py NAME TARGET    lays out the node of this name or file below TARGET
     tree.py NAME FILE.yml  writes it as a capture, in one file
 
 The format is described in tests/fixtures/README.md.
@@ -22,10 +22,10 @@ import yaml
 
 HERE = pathlib.Path(__file__).resolve().parent
 HOSTS = HERE.parent / "fixtures/hosts"
-# What an entry of `repeat` repeats, and the section that it belongs to.
+# The content that an entry of `repeat` repeats, and its section.
 REPEATED = {"content": "files", "link": "links", "error": "errors"}
 _FACTS: dict[tuple[str, str], dict] = {}
-# By its path: who loads this file by its own path has no package to import from.
+# By its path, because a program that loads this file by path has no package to import from.
 COMPOSED = runpy.run_path(str(HERE / "compose_hosts.py"))
 
 
@@ -45,7 +45,7 @@ def load(name: str | os.PathLike) -> dict:
 
 
 def expand(fixture: dict) -> dict:
-    """Expands the short forms of fixtures: folders of files become paths, `repeat` becomes one entry a number."""
+    """Expands the short forms of fixtures: folders of files become paths, `repeat` becomes one entry per number."""
     full = dict(fixture)
     for section in ("files", "links", "errors"):
         full[section] = dict(unfold(fixture.get(section) or {}))
@@ -59,7 +59,7 @@ def expand(fixture: dict) -> dict:
 
 
 def unfold(section: dict, folder: str = ""):
-    """(path, content) of every leaf; a mapping below a path is the folder of that name."""
+    """(path, content) of every leaf; a mapping below a path is a folder."""
     for name, value in section.items():
         path = f"{folder}/{name}" if folder else name
         if isinstance(value, dict):
@@ -75,7 +75,7 @@ def entries(name: str) -> dict:
 
 @functools.cache
 def texts(name: str) -> pathlib.Path:
-    """A folder of the texts in tests/fixtures/NAME.yml, each a file KEY.txt; it goes when this process ends."""
+    """A folder of the texts in tests/fixtures/NAME.yml, each a file KEY.txt, until this process ends."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for key, text in entries(name).items():
@@ -92,7 +92,7 @@ def write(name: str, target: str | os.PathLike) -> pathlib.Path:
 
 
 def lay_out(fixture: dict, target: str | os.PathLike) -> pathlib.Path:
-    """Writes the tree below target and returns target. An `errors` entry becomes a folder, which no read opens."""
+    """Writes the tree below target and returns target. An `errors` entry becomes a folder, which cannot be read."""
     fixture = expand(fixture) if "repeat" in fixture or any(map(_is_folded, fixture.values())) else fixture
     target = pathlib.Path(target)
     made = set()
@@ -127,14 +127,14 @@ def lay_out(fixture: dict, target: str | os.PathLike) -> pathlib.Path:
 
 
 def facts(name: str, **options: object) -> dict:
-    """What hca_facts returns for a node; a copy each time. Needs the collection on Python's path."""
+    """The result of hca_facts for a node; a copy each time. Needs the collection on Python's path."""
     from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
     from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
     from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
     key = (name, repr(sorted(options.items())))
     if key not in _FACTS:
-        # Thousands of small files: memory is the place for them where there is one.
+        # Thousands of small files: kept in memory if possible.
         with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
             root = Tree(str(lay_out(load(name), folder)))
             _FACTS[key] = gather(root, Seams.of(root), **options)
@@ -176,7 +176,7 @@ def add_modalias(root: pathlib.Path) -> None:
 
 
 def modalias(device: pathlib.Path) -> str:
-    """As drivers/pci/pci-driver.c writes it."""
+    """In the format of drivers/pci/pci-driver.c."""
 
     def number(name: str, digits: int) -> str:
         path = device / name

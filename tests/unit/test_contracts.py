@@ -1,4 +1,4 @@
-"""Two places that must agree do, what is named exists, a job is done in one place, and nothing hides a failure."""
+"""Places that must agree do, references exist, a job is done in one place, and nothing hides a failure."""
 
 import ast
 import copy
@@ -80,7 +80,7 @@ def test_the_action_group_of_the_nodes_holds_each_module_that_runs_there():
 
 
 def test_each_module_that_runs_on_a_node_has_a_guarded_action():
-    """What a node answers beside its result must set no variable of a role."""
+    """A node's answer besides its result must not set a variable of a role."""
     runtime = load(ROOT / "meta/runtime.yml")
     own = {path.stem: path.read_text() for path in (PLUGINS / "action").glob("*.py")}
     assert [name for name, text in own.items() if "    @guarded\n    def run(" not in text] == []
@@ -100,7 +100,7 @@ def imports(path):
             yield node.level, node.module or ""
 
 
-# What each tree may import besides Python's standard library; import-linter (pyproject.toml) holds their order.
+# Allowed imports of each tree besides Python's standard library; import-linter (pyproject.toml) checks their order.
 FOREIGN = {
     "plugins/module_utils/hca": set(),
     "plugins/module_utils": {"ansible", "ansible_collections"},
@@ -199,7 +199,7 @@ def test_the_wheels_are_what_the_plugin_requires_for_every_python_of_a_supported
             assert pythons == {f"cp3{minor}" for minor in range(9, 15)}, (wheel["name"], machine)
 
 
-# --- what is named exists ---------------------------------------------------------------------------------------------
+# --- references exist -------------------------------------------------------------------------------------------------
 
 FILES = check_tarball.wanted_files(ROOT)
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -230,7 +230,7 @@ def test_a_looked_up_variable_is_documented():
 
 
 def test_no_package_registry_is_named_by_its_host():
-    """Mirrors come from the machine's own configuration, so that the lab works behind any of them."""
+    """Mirrors come from the machine's own configuration, so the lab works with any of them."""
     hosts = re.compile(r"://[^/\s]*(" + "|".join(["debian", "ubuntu", "pypi", "npmjs", "golang"]) + r")\.(org|com|io)")
     assert {file for file, line in lines() if hosts.search(line)} == set()
 
@@ -242,7 +242,7 @@ def test_nothing_hides_a_failure():
     assert {file for file, line in lines("*.yml", "*.yaml", "*.j2") if hidden.search(line)} == set()
 
 
-# What gives a second place away, where to look, and who holds the job.
+# Signs of a second place, where to look, and the files with the job.
 ONE_PLACE = {
     "the routing table": (
         r"net/(ipv6_)?route\b",
@@ -255,9 +255,9 @@ ONE_PLACE = {
         "plugins/*.py",
         {
             "plugins/module_utils/_core/files.py",
-            # Copies in a folder of their own, for one simulation.
+            # Copies in a separate folder, for one simulation.
             "plugins/module_utils/_driver/trial.py",
-            # Output of a process that was started.
+            # Output of a started process.
             "plugins/module_utils/_traffic/rounds.py",
         },
     ),
@@ -292,7 +292,7 @@ def test_a_job_is_done_in_one_place(job):
 
 
 def test_a_task_that_runs_once_for_all_is_not_rescued():
-    """Ansible runs the rescue of a run_once task on the first host only; the others go on as if nothing happened."""
+    """Ansible runs the rescue of a run_once task on the first host only; the others continue regardless."""
     parts = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks")
 
     def rescued(items, below=False, once=False):

@@ -1,4 +1,4 @@
-"""Inventory examples pass preflight and render what the guides have; docs/examples fit together and what we write."""
+"""Inventory examples pass preflight and render the guides' objects; docs/examples match each other and our output."""
 
 import graphlib
 import json
@@ -24,7 +24,7 @@ OPTIONS = {name: option for role in documented_roles().values() for name, option
 
 
 def given(name):
-    """The options of the first host of an example, templated as a play would."""
+    """The options of the first host of an example, templated like in a play."""
     loader = DataLoader()
     inventory = InventoryManager(loader=loader, sources=[str(EXAMPLES / name)])
     manager = VariableManager(loader=loader, inventory=inventory)
@@ -33,10 +33,10 @@ def given(name):
     return {key: templar.template(value) for key, value in found.items() if key in OPTIONS}
 
 
-# --- networks beside those of the guides ------------------------------------------------------------------------------
+# --- networks compared with those of the guides -----------------------------------------------------------------------
 
 IPOIB = {"ibp24s0": "ibs1f0", "ibp58s0": "ibs1f1"}
-# example: host of it, node whose facts stand for it, rails that the example names, interfaces under the guide's names
+# example: its host, the node whose facts it uses, the example's rails, interfaces with the guide's names
 NODES = {
     "ipoib-nv-ipam": ("ib-01", "h100-8x-cx7-ib", [{"netdev": name} for name in IPOIB], IPOIB),
     "sriov": ("sriov-01", "vfs", [{"pci": "0000:3b:00.0"}], {}),
@@ -69,17 +69,17 @@ def fields(value, path=""):
     return {key: leaf for name, inner in pairs for key, leaf in fields(inner, f"{path}/{name}").items()}
 
 
-# A network of the operator, of which it makes what ours is at once.
+# A network of the operator, from which it creates an object like ours.
 OF_001 = {"/apiVersion", "/kind", "/metadata/namespace"}
 OF_001 |= {f"/spec/{name}" for name in ("networkNamespace", "master", "ipam", "config")}
-# nv-ipam in place of whereabouts, which Network Operator 25.4 deprecated
+# nv-ipam instead of whereabouts, which Network Operator 25.4 deprecated
 OF_002 = {f"/spec/config/ipam/{name}" for name in ("type", "range", "exclude", "poolName", "poolType")}
 # A block for the node: host-local keeps its leases there.
 OF_004 = {"/metadata/namespace", "/spec/config/name", "/spec/config/ipam/subnet", "/spec/config/ipam/ranges"}
 NAD = "NetworkAttachmentDefinition"
 
 
-# Example, guide and number of its object, kind of ours, the paths that differ, with all below each.
+# Example, guide and number of its object, our kind, the differing paths, with all below each.
 @pytest.mark.parametrize(("example", "guide", "number", "kind", "paths"), [
     ("ipoib-nv-ipam", "001-nicclusterpolicy", 1, "IPPool", {"/metadata/namespace"}),
     ("ipoib-nv-ipam", "001-nicclusterpolicy", 2, NAD, OF_001),
@@ -122,7 +122,7 @@ def test_requests_constraints_and_pod_of_a_claim_fit_together(name):
         (claim,) = pod["spec"]["resourceClaims"]
         assert claim["resourceClaimTemplateName"] == name
         assert pod["spec"]["containers"][0]["resources"]["claims"] == [{"name": claim["name"]}]
-        # Class rail-3.rdma.gpufabric.io goes with network rail3, as the roles name them.
+        # Class rail-3.rdma.gpufabric.io goes with network rail3, as in the roles.
         networks = pod["metadata"].get("annotations", {}).get("k8s.v1.cni.cncf.io/networks", "")
         numbered = [one for one in classes.values() if one.startswith("rail-")]
         assert [dra.class_of(int(one[4:])) for one in networks.split(",") if one] == numbered
@@ -204,7 +204,7 @@ def test_the_command_of_an_example_gives_the_exit_code_of_the_worst_host(command
     inventory = {"gpu_nodes": {"hosts": {"localhost": {**running.local(cluster=False), **host}}}}
     (tmp_path / "inventory").write_text(yaml.safe_dump(inventory))
     ours = {"ANSIBLE_SSH_TIMEOUT": "3", "PATH": ansible_playbook.search_path(), "PWD": str(tmp_path)}
-    # As the platform's shell would run it.
+    # Like in the platform's shell.
     seen, output = running.play(tmp_path, "-e", "-c", command(), program=["bash"], **ours)
     assert seen == code, output
     assert json.loads((tmp_path / "drift/verdict.json").read_text())["exit_code"] == code

@@ -1,8 +1,8 @@
-"""What must be read from each node of tests/fixtures, and its rails under one fault at a time.
+"""Expected facts of each node of tests/fixtures, and its rails under one fault at a time.
 
 A path walks the facts: names, addresses and numbers choose from lists, `[*]` takes all entries of a list. Words after
-it are the columns below that path: a tuple, or one for each entry. A fault is a rename in the laid-out tree, as the
-kernel shows it: what belongs to the function is gone.
+it are the columns below that path: a tuple, or one per entry. A fault is a rename in the laid-out tree, like in the
+kernel: everything of the function is gone.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ BLOCKED = {"path": "/etc/modprobe.d/blacklist-ofed-modules.conf", "line": 2, "te
 GRACE = ("0008", "0009", "0018", "0019")
 
 FACTS = {
-    # All that the commands of the published walk-through print about this machine; see the fixture's provenance.
+    # The full output of the published walk-through's commands for this machine; see the fixture's provenance.
     "gh200-cx7-roce": {
         "node kernel architecture os/version_id": ("6.8.0-1050-nvidia-64k", "aarch64", "22.04"),
         "hcas/[*] name firmware hca_type node_type": [(f"mlx5_{n}", "28.40.1000", "MT4129", "CA") for n in (0, 1)],
@@ -44,7 +44,7 @@ FACTS = {
         "modules mlx5_core/loaded nvidia_peermem/loaded nv_peer_mem/loaded": (True, True, False),
         "driver installed/flavor on_disk/flavor loaded/flavor agree": ("inbox", "inbox", "inbox", True),
         "gpudirect/mode": "peermem",
-        # Port 1 carries the default route, port 2 is the card's unused one: whoever wants either names it.
+        # Port 1 carries the default route, port 2 is the card's unused one: either can only be a named rail.
         "rails": [],
         "not_rails/[*]/hca": ["mlx5_0", "mlx5_1"],
     },
@@ -61,7 +61,7 @@ FACTS = {
         "limits/services/containerd active main_pid memlock_running": (True, 2210, "infinity"),
     },
     "a100-8x-cx6": {
-        # Two GPUs and two HCAs share a switch: both GPUs are near, yet each rail has a GPU of its own.
+        # Two GPUs and two HCAs share a switch: both GPUs are near, yet each rail has its own GPU.
         "hcas/mlx5_0/nearest_gpus/[*] address distance": [("0000:07:00.0", "PIX"), ("0000:0f:00.0", "PIX")],
         "rails/[*]/gpu": A100_GPUS,
     },
@@ -77,7 +77,7 @@ FACTS = {
         ],
         "hcas/mlx5_bond_0/ports/1/netdev": "bond0",
         "hcas/mlx5_bond_0/ports/1/gids/[*]/netdev": ["bond0"] * 4,
-        # The second function has no HCA because the bond has made one of both; nothing is missing.
+        # The second function has no HCA because the bond has one HCA for both; nothing is missing.
         "cards_without_rdma": [],
         "rails/[*]/netdev": ["bond0"],
     },
@@ -181,7 +181,7 @@ FACTS = {
             (index, "enp59s0np0" if index < 7 else "enp59s0np0.100") for index in (0, 1, 2, 3, 7, 8, 9, 10)
         ],
     },
-    # What an operator of each would write in discovery_rails, and why every other port is none.
+    # Each operator's discovery_rails, and why every other port is not a rail.
     "dgx-b200": {
         "rails/[*] hca distance": [(name, "PIX") for name in EIGHT],
         "not_rails/[*]/code": [*["no-gpu"] * 2, *["other-kind", "unused"] * 2, *["no-gpu"] * 2],
@@ -238,7 +238,7 @@ FACTS = {
 
 
 def pick(value, path):
-    """The value at a path of the facts; KeyError names the step that is missing."""
+    """The value at a path of the facts; KeyError has the missing step."""
     if not path:
         return value
     step, _slash, rest = path.partition("/")
@@ -286,7 +286,7 @@ def numbers(facts: dict) -> dict:
 
 @contextlib.contextmanager
 def away(*places):
-    """Those of the places that exist, gone for a while."""
+    """Removes the existing ones of these paths for a while."""
     moved = [place for place in places if os.path.lexists(place)]
     for place in moved:
         os.rename(place, f"{place}.away")
@@ -317,7 +317,7 @@ def machine(request, tmp_path_factory):
 
 
 def others_stay(before: dict, after: dict, gone=()) -> None:
-    """What else there was keeps its number. A port may appear that was taken for unused, under a number of its own."""
+    """The others keep their numbers. A port that counted as unused may appear with a new number."""
     kept = {key: index for key, index in numbers(before).items() if key[0] not in gone}
     now = {key: index for key, index in numbers(after).items() if key[0] not in gone}
     assert kept.items() <= now.items()
@@ -325,7 +325,7 @@ def others_stay(before: dict, after: dict, gone=()) -> None:
 
 
 def test_cards_that_no_driver_is_bound_to_leave_their_numbers_empty(machine):
-    """Each card alone, and all of one driver."""
+    """Each card separately, and all of one driver."""
     root, before = machine
     of_driver = {}
     for address in functions_of_rails(before):
@@ -363,7 +363,7 @@ PLACES = ("0000:03:00.0", "0000:04:00"), ("0030:00:00.0", "0030:01:00")
 @pytest.mark.parametrize(("below", "at"), PLACES)
 @pytest.mark.parametrize("name", tree.COMPOSED["names"]())
 def test_a_nic_that_is_no_rail_changes_nothing(tmp_path, name, below, at):
-    """Where GPUs show which cards are the rails. Two ports of a storage NIC, first and last on PCI."""
+    """GPUs show which cards are the rails. Two ports of a storage NIC, first and last on PCI."""
     row = tree.COMPOSED["table"]()["machines"][name]
     ports = [
         {"at": f"{at}.{n}", "below": below, "hca": f"mlx5_{90 + n}", "mac": f"3c:ec:ef:99:00:0{n}", "netdev": f"st{n}"}

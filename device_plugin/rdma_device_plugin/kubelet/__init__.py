@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The kubelet's contracts: .proto files, the messages that generate.py generates from them, and their services.
 
-A service is what a contract's descriptor says of it. name: its full name, where an older version of it is meant.
+The contract's descriptor defines a service. name: its full name, for an older version.
 """
 
 from types import ModuleType
@@ -13,7 +13,7 @@ import grpc
 
 
 def serve(server: Any, contract: ModuleType, service: str, servicer: Any, name: Optional[str] = None) -> None:
-    """Register an object that has methods for RPCs of a contract's service; gRPC refuses those that it lacks."""
+    """Register an object that has methods for RPCs of a contract's service; gRPC refuses the missing ones."""
     one, many, handlers = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler, {}
     for method in contract.DESCRIPTOR.services_by_name[service].methods:
         if not hasattr(servicer, method.name):

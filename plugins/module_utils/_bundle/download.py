@@ -1,4 +1,4 @@
-"""Files over HTTPS and programs out of a registry's images, each compared with the lock before it has its name."""
+"""Files over HTTPS and programs from a registry's images, each compared with the lock before it gets its name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fetch(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
 
 
 def extract(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
-    """Put one program of an image into the folder. Whatever the registry answers is checked by its digest."""
+    """Put one program of an image into the folder. Every answer of the registry is checked by its digest."""
     scheme, _separator, address = mirrored(row["reference"].rpartition(":")[0], mirrors).rpartition("://")
     host, _slash, repository = address.partition("/")
     base, headers = f"{scheme or 'https'}://{host}/v2/{repository}", {"Accept": MANIFESTS}
@@ -83,7 +83,7 @@ def extract(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
 
 
 def _answer(base: str, digest: str, headers: dict, opener) -> bytes:
-    """What a registry has under a digest. It may ask for a token, which anybody gets; redirects do not see it."""
+    """What a registry has under a digest. It may require an anonymous token, which redirects do not see."""
     address = f"{base}/{digest}"
     more = {"timeout": SECONDS, "http_agent": "gpufabric.rdma"}
     try:
@@ -99,5 +99,5 @@ def _answer(base: str, digest: str, headers: dict, opener) -> bytes:
     content = response.read()
     seen = f"sha256:{hashlib.sha256(content).hexdigest()}"
     if seen != digest:
-        raise ValueError(f"{seen} instead of {digest}; do not use it, something alters it on the way")
+        raise ValueError(f"{seen} instead of {digest}; do not use it, something alters it in transit")
     return content

@@ -13,7 +13,7 @@ from .._core.change import Finding, Refused
 DESCRIPTION = "bundle.yml"
 SCHEMA = 1
 DRIVER = "doca-host"
-# What a folder's content is: the releases of the lock, a user's own builds (bundle_lock), the lab's doubles.
+# Kinds of folder content: the releases of the lock, a user's own builds (bundle_lock), the lab's doubles.
 ORIGINS = ("release", "own", "testbed")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -24,11 +24,11 @@ _ROWS = {
 
 
 def malformed(lock: dict) -> list[Finding]:
-    """What makes a lock unusable, a user's own above all; a sum that is null is no fault here, see `unpinned`."""
+    """What makes a lock unusable, mainly a user's own lock; a null checksum is no fault here, see `unpinned`."""
     found = []
 
     def report(row: str, wanted: str, seen) -> None:
-        found.append(Finding(f"lock: {row}", wanted, f"{seen}", "correct the file that bundle_lock names"))
+        found.append(Finding(f"lock: {row}", wanted, f"{seen}", "correct the file in bundle_lock"))
 
     if lock.get("origin", "release") not in ORIGINS:
         report("origin", " or ".join(ORIGINS), lock["origin"])
@@ -92,7 +92,7 @@ def _unpinned(obj: str, what: str) -> Finding:
 def undrivable(
     lock: dict, version: str, architectures: Iterable[str], distributions: Iterable[str], sums: dict | None = None
 ) -> list[Finding]:
-    """Why the driver of these platforms cannot be fetched. sums: {file: SHA-256}, given by the user."""
+    """Why the driver of these platforms cannot be fetched. sums: {file: SHA-256}, set by the user."""
     if not version:
         return []
     rows = {
@@ -103,7 +103,7 @@ def undrivable(
     }
     known = ", ".join(f"{distribution} {architecture}" for distribution, architecture in sorted(rows))
     if not distributions:
-        step = "name them as the lock does, such as ubuntu24.04 or rhel9"
+        step = "write them as in the lock, such as ubuntu24.04 or rhel9"
         return [
             Finding("bundle_distributions", f"the distributions of the nodes, for {DRIVER} {version}", "none", step)
         ]
@@ -204,7 +204,7 @@ def plugin_image(locked: dict, base: str | None, architectures: Iterable[str]) -
     locked: plugin_image of the lock. base: REFERENCE@DIGEST set by the user, instead of the lock's.
     """
     name, _at, given = (base or "").partition("@")
-    step = "name one with its digest in bundle_plugin_base: REGISTRY/NAME:TAG@sha256:…"
+    step = "set one with its digest in bundle_plugin_base: REGISTRY/NAME:TAG@sha256:…"
     if base and not _DIGEST.fullmatch(given):
         wanted = "REFERENCE@sha256:… with 64 digits"
         raise Refused.because("variable bundle_plugin_base", wanted, base, step)

@@ -1,8 +1,8 @@
 """The device plugin as an image: a base image with Python, and one layer with the plugin and its locked wheels on top.
 
-Nothing is run, so an image for another processor is made as well. The same base, wheels and sources give the same
-bytes: the layer is sorted, without dates and owners. Base and result are docker-archives, as skopeo and `docker save`
-write them and `k3s ctr images import` takes them.
+Nothing is run, so images for other processors can be built too. The same base, wheels and sources give the same bytes:
+the layer is sorted, without dates and owners. Base and result are docker-archives, as skopeo and `docker save` write
+them and `k3s ctr images import` reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zipfile
 from .._core.change import Finding, Refused
 from .._core.files import replacing
 
-# Raised when the same inputs give another image, so that folders are filled again.
+# Increase it when the same inputs give another image, so that folders are filled again.
 _LAYOUT = 1
 PROGRAM = "k8s-rdma-shared-dp"
 HOME = "opt/rdma-device-plugin"
@@ -28,7 +28,7 @@ _LOADERS = {"amd64": "ld-linux-x86-64.so.2", "arm64": "ld-linux-aarch64.so.1"}
 _PYTHONS = ("usr/local/bin/python3", "usr/bin/python3")
 _NAME = re.compile(r"python(3\.\d+)")
 _LINKS = 8
-_STEP = "name a base with python3 and glibc, such as python:3.12-slim or a Debian with python3, in bundle_plugin_base"
+_STEP = "set a base with python3 and glibc, such as python:3.12-slim or a Debian with python3, in bundle_plugin_base"
 _SCRIPT = """\
 #!/{python} -I
 import sys
@@ -58,13 +58,13 @@ def code(collection: str) -> dict[str, bytes]:
                     with open(path, "rb") as stream:
                         found[posixpath.join(package, os.path.relpath(path, top))] = stream.read()
         if len(found) == before:
-            step = "install the collection again; what is there is not complete"
+            step = "install the collection again; it is incomplete"
             raise Refused.because(top, "the device plugin's source", "no Python files", step)
     return found
 
 
 def made_of(members: dict[str, bytes], wheels: list[dict]) -> str:
-    """A digest of what goes on top of the base. wheels: rows of the lock."""
+    """A digest of the layer on top of the base. wheels: rows of the lock."""
     sums = {path: hashlib.sha256(content).hexdigest() for path, content in members.items()}
     made = [_LAYOUT, _SCRIPT, sums, wheels]
     return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
@@ -77,7 +77,7 @@ class Base:
         self.archive, self.name, self.architecture = archive, name, architecture
         (self.image,) = json.load(archive.extractfile("manifest.json"))
         self.config = json.load(archive.extractfile(self.image["Config"]))
-        self._files: dict[str, str | None] = {}  # path: target of a link, None of anything else
+        self._files: dict[str, str | None] = {}  # path: target of a link, None for anything else
         seen = f"{self.config.get('os')}/{self.config.get('architecture')}"
         if seen != f"linux/{architecture}":
             raise self._refused(f"an image for linux/{architecture}", seen)
@@ -105,10 +105,10 @@ class Base:
             named = _NAME.fullmatch(posixpath.basename(self.resolved(program) or ""))
             if named:
                 return program, named[1]
-        raise self._refused("python3 in /usr/local/bin or /usr/bin", "none, or one that names no version")
+        raise self._refused("python3 in /usr/local/bin or /usr/bin", "none, or one without a version in its name")
 
     def resolved(self, path: str) -> str | None:
-        """The path of the file that a path leads to; None when there is none. Links of its folders are not followed."""
+        """The path of the file that a path leads to, or None. Links of its folders are not followed."""
         for _link in range(_LINKS):
             if path not in self._files:
                 return None
@@ -120,7 +120,7 @@ class Base:
 
     @property
     def programs(self) -> str:
-        """Where /bin/PROGRAM belongs: a file below a link to a folder would replace the link."""
+        """The place of /bin/PROGRAM: a file below a link to a folder would replace the link."""
         return posixpath.normpath(self._files.get("bin") or "bin").lstrip("/")
 
     def _refused(self, wanted: str, seen: str) -> Refused:
@@ -130,7 +130,7 @@ class Base:
 def build(base: str, out: str, name: str, reference: str, architecture: str, parts: dict) -> None:
     """Write the image to `out`. base: path of its docker-archive. name: of the base, for messages.
 
-    parts: code (as `code` gives it), wheel_dir, and fitting: (python, machine) -> {file: {sha256, …}}. Refused when the
+    parts: code (from `code`), wheel_dir, and fitting: (python, machine) -> {file: {sha256, …}}. Refused if the
     base does not fit, or a wheel is missing or is not the locked one.
     """
     with tarfile.open(base) as archive:
@@ -166,7 +166,7 @@ def build(base: str, out: str, name: str, reference: str, architecture: str, par
 
 
 def _unpacked(folder: str, wheels: dict[str, dict], base: Base) -> dict[str, bytes]:
-    """{path in the image: content} of all wheels but pip, which is not needed where nothing is installed."""
+    """{path in the image: content} of all wheels except pip, because nothing is installed later."""
     found, wrong = {}, []
     if not any(wheel["name"] == "grpcio" for wheel in wheels.values()):
         raise base._refused("a Python that the lock has wheels for", f"Python {base.version}")
@@ -195,7 +195,7 @@ def _unpacked(folder: str, wheels: dict[str, dict], base: Base) -> dict[str, byt
 
 
 def _layer(files: dict[str, bytes], programs: dict[str, bytes]) -> bytes:
-    """A layer's tar archive. Folders below HOME are listed; those of the base are left as they are."""
+    """A layer's tar archive. Folders below HOME are listed; those of the base stay unchanged."""
     held = io.BytesIO()
     folders = set()
     for path in files:

@@ -1,6 +1,6 @@
-"""Addresses that an IPAM hands out, as host-local, whereabouts and nv-ipam count them, and whether they suffice.
+"""Addresses that an IPAM hands out, counted as host-local, whereabouts and nv-ipam do, and whether there are enough.
 
-Pure; standard library only. The linter, the planner of networks and the import of policies ask the same questions here.
+Pure; standard library only. The linter, the planner of networks and the import of policies share it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from .._core.change import Finding
 
 
 class Pool(NamedTuple):
-    """first, last: what may be handed out. outside: excluded (first, last). stray: options that lie elsewhere.
+    """first, last: the addresses to hand out. outside: excluded (first, last). stray: options outside of the range.
 
-    block: how many addresses each node gets, one node after the other; None where all nodes share the range.
+    block: how many addresses each node gets, one node after the other; None if all nodes share the range.
     """
 
     network: Any
@@ -26,9 +26,9 @@ class Pool(NamedTuple):
     stray: tuple = ()
 
     def ranges(self, index: Optional[int]) -> list:
-        """(first, last) of a node's block without what is excluded; of the whole range for None.
+        """(first, last) of a node's block without exclusions; of the whole range for None.
 
-        An address that must not be handed out still belongs to its block, so that blocks stay where they are when the
+        An excluded address still belongs to its block, so that blocks stay in place when the
         exclusions change.
         """
         cursor = self.first + (index or 0) * (self.block or 0)
@@ -47,7 +47,7 @@ class Pool(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """How many nodes can get one."""
+        """How many nodes can get a block."""
         return max(0, self.last - self.first + 1) // (self.block or 1)
 
 
@@ -60,7 +60,7 @@ def span(value) -> tuple:
 
 
 def make(subnet, start=None, end=None, gateway=None, exclude=(), block=None, whole=False) -> Pool:
-    """A Pool; ValueError where an address is none. whole: the addresses of network and broadcast are handed out too."""
+    """A Pool; ValueError for an invalid address. whole: the network and broadcast addresses are handed out too."""
     network = ipaddress.ip_network(str(subnet), strict=False)
     lowest, highest = int(network.network_address), int(network.broadcast_address)
     first, last = lowest, highest
@@ -95,22 +95,22 @@ def judge(obj: str, pool: Pool, nodes: dict, family: str, pods: Optional[int] = 
         free = pool.free(None)
         if free < max(1, len(nodes)):
             seen = f"{free} of {pool.network} are left by its range and exclusions"
-            step = "exclude fewer addresses, or take a larger range"
+            step = "exclude fewer addresses, or use a larger range"
             wanted = f"an address for {core_text.count(max(1, len(nodes)), 'node')}"
             found.append(Finding(obj, wanted, seen, step, f"{family}:blocks"))
         return found
     needed = max(nodes.values(), default=-1) + 1
     if needed > pool.blocks:
-        wanted = f"{core_text.count(needed, 'block')} of {pool.block} addresses, one a node"
+        wanted = f"{core_text.count(needed, 'block')} of {pool.block} addresses, one per node"
         seen = f"{pool.network} has {max(0, pool.last - pool.first + 1)} to hand out, so {pool.blocks} of them"
-        step = "take a larger subnet (networks_rails_prefix for rails), or a smaller per_node_block_size"
+        step = "use a larger subnet (networks_rails_prefix for rails), or a smaller per_node_block_size"
         return [*found, Finding(obj, wanted, seen, step, f"{family}:blocks")]
     free = {host: pool.free(index) for host, index in nodes.items()}
     # Each host's own address and the gateway may lie in a block.
     few = {host: left for host, left in free.items() if left == 0 or left + len(nodes) + 1 < min(pods or 0, pool.block)}
     if few:
         seen = f"exclusions and hosts leave {min(few.values())} in the block of {core_text.names(list(few))}"
-        step = "exclude fewer addresses, or take another subnet"
-        wanted = f"addresses for {core_text.count(pods, 'pod')} a node" if pods else "addresses to hand out"
+        step = "exclude fewer addresses, or use another subnet"
+        wanted = f"addresses for {core_text.count(pods, 'pod')} per node" if pods else "addresses to hand out"
         found.append(Finding(obj, wanted, seen, step, f"{family}:blocks"))
     return found

@@ -25,12 +25,12 @@ DEFAULTS = {
     "max_conf_num": 1,
     "use_internal_loopback": False,
 }
-# What a test pod needs to run the node's own tools over the sandbox image, which the node has pinned: the folders of
-# programs and libraries, read-only. The tools then match the node's rdma-core and its providers, DOCA's included, no
-# registry is asked, and nothing has to be built for an architecture. The loader's path is compiled into each program
-# (/lib64, /lib), so on a merged /usr the links are mounted too.
+# Mounts of a test pod that runs the node's own tools in the sandbox image, which the node has pinned: the folders of
+# programs and libraries, read-only. So the tools match the node's rdma-core and its providers, including DOCA's,
+# without a registry or a build for each architecture. The loader's path is compiled into each program (/lib64,
+# /lib), so on a merged /usr the links are mounted too.
 _FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-# Where libraries lie, which names stand for which program, and the list of verbs providers. DOCA has folders in /opt.
+# Paths of libraries, alternatives of programs, and the list of verbs providers. DOCA has folders in /opt.
 _FURTHER = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/libibverbs.d", "/opt/mellanox")
 _TABLE = re.compile(r"^\[+\s*(.+?)\s*\]+$")
 # Tables of the CRI plugin: configuration version 2 and, since containerd 2, version 3.
@@ -43,9 +43,9 @@ _CDI = ("plugins.io.containerd.grpc.v1.cri", "plugins.io.containerd.cri.v1.runti
 
 
 def read(tree: Tree) -> tuple[Optional[str], list[str]]:
-    """The file that containerd is configured by, None where it runs with its defaults, and all texts in order.
+    """The file that configures containerd, None if it runs with its defaults, and all texts in order.
 
-    k3s runs its own containerd; a distribution's counts only without a configuration from k3s.
+    k3s runs its own containerd; a distribution's containerd counts only without a configuration from k3s.
     """
     source = next((path for path in FILES if tree.exists(path)), None)
     if source is None:
@@ -129,7 +129,7 @@ def cni(texts: list[str]) -> dict:
 
 
 def sandbox_image(texts: list[str]) -> Optional[str]:
-    """The image of every pod's sandbox, which is on each node that runs pods; None where the files name none."""
+    """The image of every pod's sandbox, which is on each node that runs pods; None if the files set none."""
     found = None
     for text in texts:
         named = tables(text)
@@ -139,14 +139,14 @@ def sandbox_image(texts: list[str]) -> Optional[str]:
 
 
 def tools(tree: Tree) -> dict:
-    """image (of the sandboxes; None where the configuration names none) and mounts: {path in a pod: path on the node},
+    """image (of the sandboxes; None if the configuration sets none) and mounts: {path in a pod: path on the node},
     for folders and files that exist."""
     mounts = {path: tree.realpath(path) for path in (*_FOLDERS, *_FURTHER) if tree.exists(path)}
     return {"image": sandbox_image(read(tree)[1]), "mounts": mounts}
 
 
 def cdi(texts: list[str]) -> Optional[bool]:
-    """Whether the files switch CDI on or off; None where they leave it to containerd: on since 2.0, off before."""
+    """Whether the files switch CDI on or off; None for containerd's default, which is on since 2.0 and off before."""
     found = None
     for text in texts:
         named = tables(text)

@@ -20,13 +20,13 @@ CNI_VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 # host-device and the other types to which Multus passes a PCI address as deviceID (multus-cni pkg/types/conf.go).
 _BY_DEVICE = ("host-device", "sriov", "ib-sriov")
 _ON_MASTER = ("macvlan", "ipvlan", "ipoib", "vlan")
-# They make the interface; the others of a chain change it.
+# They create the interface; the others of a chain change it.
 _MAIN = (*_BY_DEVICE, *_ON_MASTER, "bridge", "ptp", "dummy", "tap", "bond", "ovs")
 POOLS = ("IPPool", "CIDRPool")
 
 
 def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]:
-    """The networks of NetworkAttachmentDefinitions (and of IPPools of nv-ipam) as the API server gives them.
+    """The networks of NetworkAttachmentDefinitions (and of IPPools of nv-ipam) as the API server returns them.
 
     files: {host: {network name: configuration text}} for those with an empty spec, which Multus reads from the node.
     """
@@ -58,7 +58,7 @@ def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]
 
 
 def files_by_name(nodes: Iterable[dict]) -> dict:
-    """{host: {network name: text}} from the files that were read of each node."""
+    """{host: {network name: text}} from the files of each node."""
     by_host: dict = {}
     for node in nodes:
         for text in (node.get("files") or {}).values():
@@ -69,7 +69,7 @@ def files_by_name(nodes: Iterable[dict]) -> dict:
 
 
 def network_name(text: str) -> str | None:
-    """The name of the network in a configuration file of a node; None where it has none that is a text."""
+    """The name of the network in a configuration file of a node; None if it has no text as name."""
     try:
         name = json.loads(text).get("name")
     except (ValueError, AttributeError, RecursionError):
@@ -78,7 +78,7 @@ def network_name(text: str) -> str | None:
 
 
 def _pool_of(text, pools: dict) -> dict:
-    """Subnet and block of the nv-ipam pool that a configuration names; None where there is none."""
+    """Subnet and block of the nv-ipam pool of a configuration, or None."""
     try:
         config = _whole(json.loads(text or "{}"))
     except (ValueError, AttributeError):
@@ -97,7 +97,7 @@ def pool_keys(config: dict) -> list[tuple[str, str]]:
 
 
 def _whole(config: dict) -> dict:
-    """A configuration as one plugin: of a chain the one that makes the interface, with all of the chain beside it."""
+    """A configuration as one plugin: of a chain the one that creates the interface, with the whole chain attached."""
     chain = [_plain(plugin) for plugin in dicts(config.get("plugins")) or [config]]
     main = next((plugin for plugin in chain if plugin.get("type") in _MAIN), chain[0])
     ipam = next((plugin["ipam"] for plugin in chain if isinstance(plugin.get("ipam"), dict)), None)
@@ -106,13 +106,13 @@ def _whole(config: dict) -> dict:
 
 
 def _plain(config: dict) -> dict:
-    """Without values of another kind than the plugins take."""
+    """Without values of types that the plugins do not accept."""
     texts = ("type", "name", "master", "device", "pciBusID")
     return {key: value for key, value in config.items() if key not in texts or isinstance(value, str)}
 
 
 def dicts(value) -> list[dict]:
-    """The objects of a list that others wrote; nothing where it is none."""
+    """The objects of a foreign list; empty if it is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
@@ -153,7 +153,7 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding
 
 
 def _configs(network: dict, obj: str, findings: list[Finding]):
-    """(host, plugin configuration) of each text that can be read; the others become findings."""
+    """(host, plugin configuration) of each readable text; the others become findings."""
     if not network["configs"] and network["per_node"]:
         step = "run the role networks, which writes /etc/cni/multus/net.d; or put a config into the spec"
         findings.append(Finding(obj, "a config, or a file on each node", "an empty spec and no file", step, "nad:file"))
@@ -162,7 +162,7 @@ def _configs(network: dict, obj: str, findings: list[Finding]):
         try:
             config = json.loads(text)
         except ValueError as error:
-            step = "write the config as one JSON object; in YAML as a block behind |"
+            step = "write the config as one JSON object; in YAML as a block after |"
             findings.append(Finding(where, "a JSON object", f"{error}", step, "nad:json"))
             continue
         if not isinstance(config, dict):
@@ -214,7 +214,7 @@ def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[Find
 
 
 def master_of(config: dict, node: dict | None = None):
-    """The interface below an attachment; by its PCI address only where the node says which one has it."""
+    """The interface below an attachment; by its PCI address only if the node reports which one has it."""
     if config.get("type") in _ON_MASTER:
         return config.get("master")
     if config.get("device") or not config.get("pciBusID") or node is None:
@@ -225,7 +225,7 @@ def master_of(config: dict, node: dict | None = None):
 
 
 def type_and_master(network, host: str) -> tuple:
-    """(type, master) of a network on a host; None where its configuration does not say."""
+    """(type, master) of a network on a host; None if its configuration does not say."""
     text = (network["configs"].get(host) or network["configs"].get("")) if network else None
     try:
         config = json.loads(text) if text else {}
@@ -242,14 +242,14 @@ def _master(obj: str, config: dict, nodes: list[dict], cluster: dict):
     by_host = {node["host"]: master_of(config, node) for node in nodes}
     if not any(by_host.values()):
         if kind in _ON_MASTER:
-            step = "name the interface: without it the plugin uses the one with the default route"
+            step = "set the interface: without it the plugin uses the one with the default route"
             yield Finding(obj, "a master", "none", step, "nad:master-missing")
         return
     master = next(filter(None, by_host.values()), "")
     absent = [node["host"] for node in nodes if by_host[node["host"]] not in node["netdevs"]]
     if absent:
         others = sorted({name for node in nodes for name in node["netdevs"] if name != "lo"})
-        step = f"name one that each node has (found: {core_text.listing(others)}), or attach by rail"
+        step = f"use one that each node has (found: {core_text.listing(others)}), or attach by rail"
         wanted, seen = f"interface {master} on each node", f"none on {core_text.names(absent)}"
         yield Finding(obj, wanted, seen, step, "nad:master-absent")
     for node in nodes:
@@ -260,7 +260,7 @@ def _master(obj: str, config: dict, nodes: list[dict], cluster: dict):
 
 
 def _tuned(obj: str, config: dict, nodes: list[dict]):
-    """An MTU that a later plugin of the chain sets is bound by the same interface."""
+    """The same interface limits an MTU that a later plugin of the chain sets."""
     later = [
         plugin.get("mtu")
         for plugin in config[_CHAIN]
@@ -275,7 +275,7 @@ def _tuned(obj: str, config: dict, nodes: list[dict]):
 
 
 def _netns(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
-    """Plugins that move RDMA devices into pods, which the kernel does in the netns mode exclusive alone."""
+    """Plugins that move RDMA devices into pods, which the kernel does only in the netns mode exclusive."""
     movers = [
         plugin["type"]
         for plugin in config[_CHAIN]
@@ -327,7 +327,7 @@ _CHAIN = "chain"
 
 
 class _Range(NamedTuple):
-    """A range as host-local and whereabouts are given it: nothing in it needs to be an address."""
+    """A range from the configuration of host-local or whereabouts: its values need not be valid addresses."""
 
     subnet: Any
     start: Any
@@ -375,7 +375,7 @@ def ranges_of(config: dict) -> list[tuple]:
 
 
 def _range(subnet, start, end):
-    """None where it is not a range: the address check reports it, as does the plugin when a pod starts."""
+    """None if it is not a range: the address check reports it, as does the plugin when a pod starts."""
     if not isinstance(subnet, str) or not all(isinstance(address or "", str) for address in (start, end)):
         return None
     try:
@@ -425,7 +425,7 @@ def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict):
 
 
 def _routes(obj: str, config: dict, network, node: dict):
-    """Routes of the host into the subnet through another interface than the attachment's own."""
+    """Routes of the host into the subnet through an interface other than the attachment's."""
     for route in node["routes"]:
         destination = _networks([route["destination"]])
         if not destination or destination[0].prefixlen == 0 or not _overlap(network, destination[0]):
@@ -438,7 +438,7 @@ def _routes(obj: str, config: dict, network, node: dict):
 
 
 def _held(obj: str, config: dict, span: tuple, node: dict):
-    """Addresses of hosts on the same wire that the IPAM would assign again."""
+    """Addresses of hosts on the same link that the IPAM would assign again."""
     network, first, last = span
     netdev = node["netdevs"].get(master_of(config) or "")
     addresses = netdev["addresses"] if netdev and isinstance(netdev["addresses"], list) else []
@@ -452,7 +452,7 @@ def _held(obj: str, config: dict, span: tuple, node: dict):
 
 
 def _default_route(network: dict, obj: str, config: dict) -> list[Finding]:
-    """A second default route, which takes the pod's own traffic away; sbr keeps it in a table of its own."""
+    """A second default route, which diverts the pod's own traffic; sbr keeps it in a separate table."""
     if any(plugin.get("type") == "sbr" for plugin in config[_CHAIN]):
         return []
     specs = [network["pools"][key] for key in pool_keys(config) if key in (network.get("pools") or {})]
@@ -462,18 +462,18 @@ def _default_route(network: dict, obj: str, config: dict) -> list[Finding]:
     seen += ["isDefaultGateway"] * any(plugin.get("isDefaultGateway") is True for plugin in config[_CHAIN])
     if not seen:
         return []
-    step = "remove it: the pod network has the default route; or put the plugin sbr behind, which keeps it apart"
+    step = "remove it: the pod network has the default route; or put the plugin sbr after it, which keeps it apart"
     text = f"a second default route: {core_text.listing(seen)}"
-    return [Finding(obj, "no default route beside that of the pod network", text, step, "nad:default-route-pod")]
+    return [Finding(obj, "no default route besides that of the pod network", text, step, "nad:default-route-pod")]
 
 
 def _is_default(destination) -> bool:
-    """Also the halves of the address space, which come before a default route."""
+    """Includes the halves of the address space, which override a default route."""
     return any(network.prefixlen <= 1 for network in _networks([destination] if isinstance(destination, str) else []))
 
 
 def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: dict):
-    """Whether the pools of a network exist and suffice for the nodes."""
+    """Whether the pools of a network exist and are large enough for the nodes."""
     known = network.get("pools")
     for kind, name in pool_keys(config) if known is not None else ():
         if (kind, name) not in known:
@@ -488,9 +488,9 @@ def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: di
 
 
 def pools_of(config: dict, known: dict) -> list[tuple]:
-    """(Pool, whether it is for some nodes only) of each pool of whereabouts and nv-ipam that can be read.
+    """(Pool, whether it is for some nodes only) of each readable pool of whereabouts and nv-ipam.
 
-    host-local has a range of its own on each node, so only its gateway is judged.
+    host-local has a separate range on each node, so only its gateway is checked.
     """
     ipam = config.get("ipam") or {}
     slices, own = str(ipam.get("node_slice_size") or "").lstrip("/"), ipam.get("type") == "host-local"
@@ -505,7 +505,7 @@ def pools_of(config: dict, known: dict) -> list[tuple]:
 
 
 def _readable(given: _Range, size) -> list:
-    """A Pool; none where an address is no address: the plugin says so itself. A size that is a text is a prefix."""
+    """A Pool; None for an invalid address, which the plugin reports itself. A size given as text is a prefix."""
     try:
         prefix = int(size) if size and isinstance(size, str) else None
         pool = address_pool.make(*given, whole=prefix is not None)
@@ -542,7 +542,7 @@ def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[Findin
 def _handed_out(config: dict) -> int:
     """How many addresses host-local can assign to pods: all but network, broadcast and gateway.
 
-    The gateway is the first address of the subnet when the configuration names none.
+    The gateway is the first address of the subnet if the configuration sets none.
     """
     ipam = config["ipam"]
     given = [gateway.gateway for gateway in _given_ranges(ipam)]
@@ -577,7 +577,7 @@ def _among_each_other(parsed: list) -> list[Finding]:
             if overlap:
                 seen_pairs.add(pair)
                 seen = f"{overlap[0]} overlaps with {overlap[1]} of {other_obj.partition(' ')[2]}"
-                step = "use separate subnets: a pod with both could not tell the wires apart"
+                step = "use separate subnets: a pod with both could not tell the links apart"
                 findings.append(Finding(obj, "a separate subnet", seen, step, "nad:overlap-nad"))
     return findings
 
@@ -594,7 +594,7 @@ def _same_name(parsed: list) -> list[Finding]:
             if not name or other == obj or ranges_of(known) == ranges_of(config):
                 continue
             seen = f'{other.partition(" ")[2]} and {obj.partition(" ")[2]} have {what} "{name}" and different ranges'
-            step = "give each a name of its own, or both the same range"
+            step = "give each its own name, or both the same range"
             findings.append(Finding(obj, "a record of addresses for each range", seen, step, "nad:same-name"))
     return findings
 

@@ -9,10 +9,10 @@ State, as the module reads it:
     others       names in conf_dir that the runtime does not read
     primary      [{path, content}] of the directory that only Multus reads, None when there is no such directory
     networks     [{name, config: text}] that Multus attaches to pods of the node
-    programs     {name: {path, mode, size, script: bool, elf: {machine, size} or None}}, the first that is found
+    programs     {name: {path, mode, size, script: bool, elf: {machine, size} or None}}, the first match
     leftovers    paths of half-written files in the plugin directories
     socket       Multus' socket: answers, refuses, absent or unknown
-    existing     paths that a clusterNetwork names, with whether they exist: {path on the node: bool}
+    existing     whether the path in a clusterNetwork exists: {path on the node: bool}
     sysctls      {key: running value or None}
     ports        TCP ports that something listens on
     flannel      whether flanneld runs
@@ -31,7 +31,7 @@ SHIM = "multus-shim"
 CLAIM = "rdma-claim"  # of the role flannel, with networks_in_claims
 PRIMARY_DIRECTORY = "/etc/cni/gpufabric-rdma.d"
 PRIMARY_NAME = "10-flannel.conflist"
-# Where the Multus pod sees the node's /etc and /run.
+# Prefix under which the Multus pod sees the node's /etc and /run.
 HOST_PREFIX = "/host"
 SYSCTLS = ("net.ipv4.ip_forward", "net.bridge.bridge-nf-call-iptables")
 CONF_SUFFIXES = (".conf", ".conflist", ".json")
@@ -42,7 +42,7 @@ _REFERENCE = """
     tap tuning vlan vrf
 """
 REFERENCE = frozenset(_REFERENCE.split())
-# What a program may be called: libcni finds no other, and a path would lead out of the plugin directory.
+# Valid program names: libcni finds no other, and a path would lead out of the plugin directory.
 _PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _RUN_ROLE = "run playbooks/site.yml"
 
@@ -92,7 +92,7 @@ def cluster_network(configuration: dict) -> str | None:
 
 
 def types(configuration: dict) -> list[str]:
-    """Every program that a configuration starts: plugins, their address management, what flannel delegates to."""
+    """Every program that a configuration starts: plugins, their address management, flannel's delegates."""
     found = []
     for plugin in configuration["plugins"]:
         found.append(plugin["type"])
@@ -106,8 +106,8 @@ def types(configuration: dict) -> list[str]:
 
 
 def network_programs(text: str) -> list[str]:
-    """Every program that a network of Multus starts; none where its configuration cannot be read, which is a finding
-    of nad_lint. Unlike the runtime's configurations it needs no name.
+    """Every program that a network of Multus starts; none if its configuration cannot be read, which nad_lint reports.
+    Unlike the runtime's configurations it needs no name.
     """
     try:
         document = json.loads(text)
@@ -125,7 +125,7 @@ def network_programs(text: str) -> list[str]:
 
 def lint(state: dict, wanted: dict) -> list[Finding]:
     """wanted: conf_dir and bin_dir that the roles write to, primary (path of the pod network's own configuration),
-    multus (whether Multus is to be first), health_port (0 for none).
+    multus (whether Multus must be first), health_port (0 for none).
     """
     parsed = [(conf, *parse(conf)) for conf in state["confs"]]
     return [
@@ -160,7 +160,7 @@ def _runtime(state: dict, wanted: dict):
 
 
 def _order(state: dict, wanted: dict, parsed: list):
-    """M4, M7: which file the runtime uses, and which one while Multus' file is missing."""
+    """M4, M7: the file that the runtime uses, and the one while Multus' file is missing."""
     directory, limit = state["runtime"]["conf_dir"], state["runtime"]["max_conf_num"]
     if not parsed:
         wish = f"{MULTUS_CONF} of a running Multus" if wanted["multus"] else "a CNI configuration"
@@ -176,11 +176,11 @@ def _order(state: dict, wanted: dict, parsed: list):
             "remove what installed it (podman, CRI-O, another CNI), or set multus_foreign_allowed to have it put aside"
         )
         if conf is parsed[0][0]:
-            seen, identity = f"{seen}, read first: pods get no further network", "foreign-first"
+            seen, identity = f"{seen}, read first: pods get no other network", "foreign-first"
         else:
             seen += f", used while {MULTUS_CONF} is missing (each boot): pods come up without net1"
             identity = "foreign-configuration"
-        yield Finding(conf["path"], f"no configuration beside {MULTUS_CONF}", seen, step, identity)
+        yield Finding(conf["path"], f"no configuration next to {MULTUS_CONF}", seen, step, identity)
     if isinstance(limit, int) and limit != 1 and len(parsed) > 1:
         used = len(parsed) if limit <= 0 else min(limit, len(parsed))
         if used > 1:
@@ -200,7 +200,7 @@ def _contents(parsed: list):
         first, step = parsed[0][0], "make its owner write it again, or remove it"
         read = f"it is not read while {first['path']} exists"
         if conf is first:
-            read = "the runtime reports cni plugin not initialized and reads no further"
+            read = "the runtime reports cni plugin not initialized and stops reading"
         if posixpath.basename(conf["path"]) == MULTUS_CONF:
             step = "systemctl restart gpufabric-rdma-multus.service makes Multus write it again"
         identity = "conf-empty" if empty else "conf-invalid"
@@ -236,7 +236,7 @@ def _cluster_network(state: dict, wanted: dict, conf: dict, configuration: dict)
         yield Finding(conf["path"], f"clusterNetwork {wanted['primary']}", seen, step, "foreign-cluster-network")
         return
     if not state["existing"].get(path):
-        wish, seen = "the pod network's configuration that Multus names", "no such file: every new pod fails"
+        wish, seen = "the pod network's configuration that Multus uses", "no such file: every new pod fails"
         yield Finding(path, wish, seen, _RUN_ROLE, "cluster-network-missing")
         return
     primary = next((parse(item)[0] for item in state["primary"] or () if item["path"] == path), None)
@@ -248,7 +248,7 @@ def _cluster_network(state: dict, wanted: dict, conf: dict, configuration: dict)
 
 
 def _version(text) -> tuple[int, ...]:
-    """By the CNI specification a configuration without a version is 0.1.0."""
+    """In the CNI specification a configuration without a version is 0.1.0."""
     return tuple(int(part) for part in re.findall(r"\d+", str(text or "0.1.0"))[:3])
 
 
@@ -270,7 +270,7 @@ def _programs(state: dict, wanted: dict, parsed: list) -> list[Finding]:
 
 
 def _program(name: str, by: str, state: dict, wanted: dict):
-    """What is wrong with a program: one finding, or none."""
+    """The problem of a program: one finding, or none."""
     place = ", ".join(state["runtime"]["bin_dirs"])
     program = state["programs"].get(name)
     if program is None:
@@ -296,7 +296,7 @@ def _program(name: str, by: str, state: dict, wanted: dict):
 
 
 def _placing(name: str, wanted: dict) -> str:
-    """The one way to have a program that is missing."""
+    """How to get a missing program."""
     if name == SHIM:
         return "see the Multus pod's init container"
     if name == CLAIM or name in wanted.get("plugins", ()):
@@ -307,7 +307,7 @@ def _placing(name: str, wanted: dict) -> str:
 
 
 def _replacing(name: str, wanted: dict) -> str:
-    """The one way to have a program that is damaged written again."""
+    """How to get a damaged program written again."""
     if name == SHIM:
         return "delete the Multus pod of this node"
     if name == CLAIM or name in wanted.get("plugins", ()) or name in REFERENCE:

@@ -1,4 +1,4 @@
-"""Which CNI plugins to install.
+"""The plan of CNI plugins to install.
 
 `read` asks the node; `plan` is pure: state and options in, Plan out.
 
@@ -17,9 +17,9 @@ from .._core.files import BESIDE, recorded
 from ..hca import Tree
 
 MODE = "0755"
-# The name that the controller gives to what it sends.
+# The name of what the controller sends.
 ARCHIVE = "cni-plugins.tar.gz"
-# The rows of a bundle or of the lock that have plugins.
+# The rows of a bundle or of the lock with plugins.
 REFERENCE, FLANNEL = "cni-plugins", "flannel-cni-plugin"
 # Options of the module cni_plugins.
 ARGUMENTS = {

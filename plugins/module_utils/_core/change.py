@@ -28,7 +28,7 @@ class Change(NamedTuple):
 class Finding(NamedTuple):
     """A problem that an operator has to fix. id: its entry in the catalogue, if it has one.
 
-    Module results hold it as `as_dict()`; _core.text turns it into a sentence where it is printed.
+    Module results hold it as `as_dict()`; _core.text turns it into a sentence for printing.
     """
 
     object: str
@@ -84,7 +84,7 @@ class Refused(Exception):
 
 
 class Interrupted(Exception):
-    """An error that nobody foresaw, its cause, after changing had begun. done: the changes that are known."""
+    """An unexpected error, its cause, after changes had begun. done: the known changes."""
 
     def __init__(self, done: list[Change]):
         super().__init__("something may have been changed before it")
@@ -92,7 +92,7 @@ class Interrupted(Exception):
 
 
 def kernel_out_of_reach(facts: dict, root: str = "/") -> str | None:
-    """Why this kernel must not be touched, or None when it may."""
+    """Why this kernel must not be touched, or None if it may."""
     if root.rstrip("/"):
         return f"{root} is a tree of files, not the running system"
     container = (facts.get("node") or {}).get("container")
@@ -108,7 +108,7 @@ def settle(
     """Decide, act, read back. Returns the last plan and the changes that were (or would be) made.
 
     Acting can reveal more to do (a port is known to be InfiniBand only once its driver is loaded), so it plans again
-    until the plan is empty; a change that comes up twice did not stick and is an error.
+    until the plan is empty; a change that comes up twice did not stick, which is an error.
     """
     decided = plan(read())
     if decided.findings:
@@ -142,7 +142,7 @@ def _act(changes: list[Change], apply: Callable[[list[Change]], Iterable[Change]
 
 @contextlib.contextmanager
 def keeping(done: list[Change]):
-    """Whatever ends the work in it tells what had been changed by then."""
+    """Any error inside reports the changes made by then."""
     try:
         yield
     except Refused as refused:
@@ -191,7 +191,7 @@ def result(plan: Plan, changes: list[Change]) -> dict:
 
 def warn(module, texts: Iterable[str]) -> None:
     """Warnings of an AnsibleModule, cleaned."""
-    # Ansible prints identical warnings once, whichever node they come from: the node's name keeps them apart.
+    # Ansible prints identical warnings of several nodes once: the node's name keeps them apart.
     node = os.uname().nodename
     for text in texts:
         module.warn(clean(f"{node}: {text}"))
@@ -200,9 +200,9 @@ def warn(module, texts: Iterable[str]) -> None:
 def converge(module, read, plan, apply, more=None, quiet=False, check_mode=None, **known) -> None:
     """End an AnsibleModule as settle() does.
 
-    more: further keys of the result, made of the last plan and the changes; it may add notes to the plan.
-    quiet: see finish(). check_mode: that of the module, or that nothing is to be changed for another reason. known:
-    keys of the result that a failure has too.
+    more: further keys of the result, from the last plan and the changes; it may add notes to the plan.
+    quiet: see finish(). check_mode: that of the module, or true if nothing may change for another reason. known:
+    keys of the result that a failure also has.
     """
     check_mode = module.check_mode if check_mode is None else check_mode
     with reported(module, **known):
@@ -223,13 +223,13 @@ def finish(module, plan: Plan, changes: list[Change], quiet: bool = False, **mor
 def reported(module, **more):
     """End an AnsibleModule whose work raises, with a result for it and `more`.
 
-    fail_json finds the traceback itself, shows it where ANSIBLE_DISPLAY_TRACEBACK says so, and hides what is secret.
+    fail_json finds the traceback itself, shows it if ANSIBLE_DISPLAY_TRACEBACK says so, and hides secrets.
     """
     try:
         yield
     except Refused as refused:
         module.fail_json(**more, **failure(refused))
-    except Exception as error:  # noqa: BLE001 - that is what it is for
+    except Exception as error:  # noqa: BLE001 - it handles any error
         module.fail_json(**more, **unforeseen(f"module {module._name}", error))
 
 
@@ -243,7 +243,7 @@ def failure(refused: Refused) -> dict:
 
 
 def unforeseen(obj: str, error: Exception) -> dict:
-    """Arguments of fail_json for an error that nobody foresaw."""
+    """Arguments of fail_json for an unexpected error."""
     begun = isinstance(error, Interrupted)
     cause = error.__cause__ if begun else error
     place = traceback.extract_tb(cause.__traceback__)[-1]
@@ -253,7 +253,7 @@ def unforeseen(obj: str, error: Exception) -> dict:
         obj,
         "a result, or a refusal with its reason",
         f"{seen}; {error}" if begun else seen,
-        "report it with what ANSIBLE_DISPLAY_TRACEBACK=error shows: it is a bug in the collection",
+        "report it with the output of ANSIBLE_DISPLAY_TRACEBACK=error: it is a bug in the collection",
     )
     refused.done = error.done if begun else []
     return {**failure(refused), "changed": begun}
@@ -273,5 +273,5 @@ def diff(changes: list[Change]) -> list[dict]:
 
 
 def _text(value: str) -> str:
-    value = clean(value)  # Ansible prints it as it is
+    value = clean(value)  # Ansible prints it unchanged
     return value if not value or value.endswith("\n") else value + "\n"

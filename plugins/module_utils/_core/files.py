@@ -21,10 +21,10 @@ from .text import listing
 
 MODE = f"{paths.MODE:04o}"
 HEADER = paths.HEADER + "\n"
-# Prefix of temporary files. A killed run leaves one behind; the next file or link that is written there removes it.
+# Prefix of temporary files. A killed run leaves one behind, which the next write in its folder removes.
 BESIDE = ".gpufabric-"
 _LEFT = re.compile(re.escape(BESIDE) + "[0-9a-f]{16}")
-_LINK_SECONDS = 60  # a link cannot be locked; to make one takes no time
+_LINK_SECONDS = 60  # a link cannot be locked; creating one takes no time
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
 # Search permission on a folder is enough; it need not be readable.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
@@ -39,7 +39,7 @@ def with_times(facts: dict, tree: Tree) -> dict:
 
 
 def recorded(tree: Tree, path: str) -> dict:
-    """What a file that holds a JSON object says; nothing without one, and where it is damaged."""
+    """The JSON object in a file; empty if the file is missing or damaged."""
     try:
         content = json.loads(tree.read(path) or "{}")
     except ValueError:
@@ -48,13 +48,13 @@ def recorded(tree: Tree, path: str) -> dict:
 
 
 def plan_file(plan: Plan, facts: dict, path: str, text: str) -> bool:
-    """Plan the file with this text and mode 0644; True when its text would change."""
+    """Plan the file with this text and mode 0644; True if its text would change."""
     owned = facts["owned_files"].get(path)
     return plan_text(plan, path, owned and {**owned, "content": _ended(owned["content"])}, text)
 
 
 def plan_text(plan: Plan, path: str, seen: dict | None, text: str, mode: str = MODE) -> bool:
-    """The same for a file of which content and mode were seen, None without it."""
+    """The same for a file whose content and mode were read before, None if it is missing."""
     if seen is None or seen["content"] != text:
         plan.change(path, "write", seen["content"] if seen else "", text)
         return True
@@ -72,8 +72,8 @@ def plan_removal(plan: Plan, facts: dict, path: str) -> None:
 def with_directive(content: str, directive: str, line: str | None) -> str:
     """A modprobe.d file with its line for this directive set or removed and all other lines kept.
 
-    Two roles share the file, so each touches only its own line. The file remains, header only, when the last line
-    goes: its age shows that an initramfs still holds the old content.
+    Two roles share the file, so each touches only its own line. When the last line goes, the
+    header remains: the file's age shows that an initramfs still holds the old content.
     """
     lines = [kept for kept in content.splitlines() if kept.strip() and not kept.startswith("#")]
     lines = [kept for kept in lines if kept.split()[:2] != directive.split()]
@@ -103,11 +103,11 @@ def write(path: str, content: str | bytes, mode: int = paths.MODE) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str, mode: int = paths.MODE) -> Iterator[IO[bytes]]:
-    """A temporary file beside the path: renamed to it when the block succeeds, deleted when it fails.
+    """A temporary file next to the path: renamed to it when the block succeeds, deleted when it fails.
 
     Whenever the run or the machine stops, the path has the old content or the new one. The file is created readable
-    by its owner only and gets its mode, whatever the umask, before its content. Missing folders are created; that of a
-    file for its owner only is for its owner only, too.
+    by its owner only and gets its mode, regardless of the umask, before its content. Missing folders are created,
+    owner-only if the file is owner-only.
     """
     with _folder_of(path, make=True, private=not mode & 0o077) as (folder, name):
         _remove_left(folder)
@@ -126,11 +126,11 @@ def replacing(path: str, mode: int = paths.MODE) -> Iterator[IO[bytes]]:
 
 
 def _beside(folder: int) -> tuple[str, int]:
-    """A new file of ours in the folder, locked for as long as it is open."""
+    """Create a new file in the folder, locked as long as it is open."""
     while True:
         name = f"{BESIDE}{secrets.token_hex(8)}"
         handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
-        with contextlib.suppress(OSError):  # a file system without locks, where nobody takes it for left behind either
+        with contextlib.suppress(OSError):  # a file system without locks, where no run takes it for a leftover either
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return name, handle
@@ -138,7 +138,7 @@ def _beside(folder: int) -> tuple[str, int]:
 
 
 def _remove_left(folder: int) -> None:
-    """Remove what killed runs have left in the folder: files that nobody has locked, and links that are not new."""
+    """Remove what killed runs left in the folder: unlocked files, and links that are not new."""
     try:
         listed = os.open(".", _LISTED, dir_fd=folder)
     except PermissionError:
@@ -163,11 +163,11 @@ def _remove_left(folder: int) -> None:
 
 @contextlib.contextmanager
 def built_beside(path: str) -> Iterator[str]:
-    """A name beside the path for a program to write to: what it made takes the path's place when the block ends well.
+    """A name next to the path for a program to write to: its output replaces the path if the block succeeds.
 
-    Whatever the program does to its output when it fails, the path has the old content or the new one.
+    Even if the program fails, the path has the old content or the new one.
     """
-    # Always the same name: what a killed run has left here is as large as an initramfs, and goes before the next.
+    # Always the same name: a killed run's leftover is as large as an initramfs, and goes before the next one.
     beside = os.path.join(os.path.dirname(path), f"{BESIDE}{os.path.basename(path)}")
     with contextlib.suppress(FileNotFoundError):
         remove(beside)
@@ -181,7 +181,7 @@ def built_beside(path: str) -> Iterator[str]:
 
 
 def sync(path: str) -> None:
-    """Have the disk hold a file that another program has written, and its name."""
+    """Sync a file that another program wrote, and its name, to disk."""
     with _folder_of(path) as (folder, name):
         _sync(folder, name)
         _sync(folder)
@@ -225,7 +225,7 @@ def remove(path: str) -> None:
 
 
 def remove_tree(root: str, path: str, keep: Collection[str] = ()) -> None:
-    """Remove a folder below root recursively; Refused where something else is mounted in it, which stays with its path.
+    """Remove a folder below root recursively; Refused if something else is mounted in it, which stays with its path.
 
     Never follows a link, in the folder or above it, and never enters another file system. A bind mount can have the
     same st_dev, so mount IDs are compared as well. A mount point is emptied but not removed. keep: names in it to keep.
@@ -267,7 +267,7 @@ def remove_tree(root: str, path: str, keep: Collection[str] = ()) -> None:
             path,
             "a folder that nothing is mounted in",
             f"mounted: {listing(left)}",
-            "unmount it (umount PATH) and run again; what is mounted there was left as it is",
+            "unmount it (umount PATH) and run again; the mount's content is unchanged",
         )
 
 
@@ -278,7 +278,7 @@ def _place(folder: int) -> tuple[int, str]:
 
 
 def _drop(remove_one: Callable, folder: int, path: str, left: list[str], spared: bool = False) -> None:
-    """Remove an entry of an open folder. spared: whether a mount point or a folder that is not empty may stay."""
+    """Remove an entry of an open folder. spared: whether a mount point or a non-empty folder may stay."""
     try:
         remove_one(os.path.basename(path), dir_fd=folder)
     except OSError as error:
@@ -356,14 +356,14 @@ def _folder_of(path: str, make: bool = False, follow: bool = True, private: bool
         yield folder, name
     except OSError as error:
         if error.filename is not None:
-            error.filename = path  # only one component of it was opened
+            error.filename = path  # only one of its components was opened
         raise
     finally:
         os.close(folder)
 
 
 def _trusted_target(folder: int, name: str, error: OSError) -> str:
-    """Target of the link that could not be opened; re-raises the error when it is not a link."""
+    """Target of the link that could not be opened; re-raises the error if it is not a link."""
     if error.errno not in (errno.ELOOP, errno.ENOTDIR):
         raise error
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -383,7 +383,7 @@ def _sync(folder: int, name: str = ".") -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        # Some file systems cannot sync a folder: network and FUSE ones on controllers.
+        # Some file systems cannot sync a folder: network and FUSE file systems on controllers.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP) or name != ".":
             raise
     finally:

@@ -1,4 +1,4 @@
-"""Where a node's programs are, and which ports they have."""
+"""Paths of a node's programs, and the ports in use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..hca import Tree
 
 BUNDLED = "/var/lib/rancher/k3s/data/current/bin/aux"  # where k3s unpacks its own iptables
 # The two families of iptables, and its two back ends: the plain name is a link to one of them, which a node may have
-# without it.
+# without the link.
 FIREWALLS = ("iptables", "ip6tables")
 BACKENDS = ("", "-nft", "-legacy")
 
 
 def found(program: str, *folders: str) -> str | None:
-    """Path of a program: the node's own, also where PATH lacks the sbin folders, else one in the further folders."""
+    """Path of a program: the node's own, even if PATH lacks the sbin folders, else one in the other folders."""
     places = [os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin", *folders]
     return shutil.which(program, path=os.pathsep.join(places))
 

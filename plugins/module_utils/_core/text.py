@@ -1,4 +1,4 @@
-"""Text for people: findings with their four facts, tables, lists; nothing in it that a terminal would obey. Pure."""
+"""Text for people: findings with their four facts, tables, lists, all without control sequences. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import textwrap
 
 WIDTH = 120
-# Stands for the inventory of the run, which only the controller knows.
+# Placeholder for the inventory of the run, which only the controller knows.
 INVENTORY = "INVENTORY"
 # Width of the longest label and two spaces.
 _LABEL = 11
@@ -24,12 +24,12 @@ _PLAYBOOK = re.compile(r"\bplaybooks/([a-z0-9_]+)\.yml")
 
 
 def clean(text: object) -> str:
-    """The text with characters that cannot be shown, or that mislead, replaced by U+FFFD. Newlines and tabs stay."""
+    """The text with unprintable or misleading characters replaced by U+FFFD. Newlines and tabs stay."""
     return _UNFIT.sub("\ufffd", str(text))
 
 
 def runnable(text: str) -> str:
-    """The text with a playbook's file as the command that runs it for who has installed the collection."""
+    """The text with playbook files as commands that run them from the installed collection."""
     return _PLAYBOOK.sub(rf"ansible-playbook -i {INVENTORY} gpufabric.rdma.\1", text)
 
 
@@ -39,10 +39,10 @@ def in_a_line(text: object) -> str:
 
 
 def yaml_value(value, **options) -> str:
-    """A value as JSON that every YAML parser reads back as it is.
+    """A value as JSON that every YAML parser reads back unchanged.
 
-    YAML has no surrogate pairs, which JSON escapes characters beyond U+FFFF with, and it takes some characters for line
-    breaks that JSON leaves as they are.
+    JSON escapes characters beyond U+FFFF as surrogate pairs, which YAML does not have, and leaves some characters that
+    YAML reads as line breaks.
     """
     text = json.dumps(value, ensure_ascii=False, **options)
     return _UNFIT.sub(lambda bad: bad[0] if bad[0] > "\uffff" else f"\\u{ord(bad[0]):04x}", text)
@@ -90,7 +90,7 @@ def wrapped(lead: str, text: str, indent: str | None = None) -> str:
 
 
 def names(hosts, most: int = 6) -> str:
-    """Host names on one line; a long list is cut and says how many more there are."""
+    """Host names on one line; a long list is cut and ends with the number of the rest."""
     hosts = list(hosts)
     if len(hosts) <= most:
         return ", ".join(hosts)
@@ -98,7 +98,7 @@ def names(hosts, most: int = 6) -> str:
 
 
 def of_nodes(hosts) -> str:
-    """What heads a row that is true of these hosts: the name of one, the number and names of several."""
+    """The heading of a row for these hosts: the name of one, the number and names of several."""
     return hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes ({names(hosts)})"
 
 
@@ -134,12 +134,12 @@ def reason(message) -> str:
 
 
 def listing(items, most: int = 12) -> str:
-    """What exists, for a `seen`: all of it, or the first items and how many more."""
+    """Existing items, for a `seen`: all of them, or the first ones and the number of the rest."""
     items = list(items)
     shown = ", ".join(itertools.islice(items, most))
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
 def unreadable(error: OSError) -> str:
-    """What a module says of a file of the node that it has to read and cannot."""
+    """A module's message about a file of the node that it must read but cannot."""
     return f"{error.filename}: wanted a readable file, seen {error.strerror}. Next step: make it readable"

@@ -11,8 +11,8 @@ from .change import Change, Plan, Refused, failed
 from .files import apply_file, plan_file, plan_removal, restorer, under
 
 SYSTEM = "/etc/systemd/system"
-# [Service] settings of a script that works on NICs through /sys, which alone stays writable. No PrivateNetwork=: the
-# script would not see the NICs, and beside a second namespace the kernel keeps the netns mode of the RDMA subsystem.
+# [Service] settings of a script that works on NICs through /sys, the only writable path. No PrivateNetwork=: the script
+# would not see the NICs, and the kernel refuses to change the RDMA netns mode while a second namespace exists.
 NIC_SANDBOX = """ProtectSystem=strict
 ProtectHome=yes
 PrivateTmp=yes
@@ -44,7 +44,7 @@ IPAddressDeny=any
 
 
 def shown(run: Callable, properties: Iterable[str], *units: str) -> list[dict[str, str]]:
-    """{property: value} of each unit, as systemctl shows them; none where it fails. units: options too."""
+    """{property: value} of each unit, as systemctl shows them; empty if it fails. units: may contain options."""
     code, out, _error = run(["systemctl", "show", f"--property={','.join(properties)}", *units])
     blocks = out.split("\n\n") if code == 0 else []
     return [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
@@ -93,8 +93,8 @@ def apply_units(
 ) -> list[Change]:
     """Apply the changes in order, then run daemon-reload; returns the changes.
 
-    No file shows whether systemd has read its units since they changed. So when the reload, or a change before it,
-    fails, the unit files are rolled back: the next run sees them as wrong and does both again. Everything else remains
+    No file shows whether systemd has read its units since they changed. So if the reload, or a change before it,
+    fails, the unit files are rolled back: the next run sees them as wrong and repeats both. Everything else remains
     and is reported as done, because it is compared with the node itself. A killed run rolls nothing back, so
     `starting` reloads before a unit is started even when no file changed.
 
@@ -131,7 +131,7 @@ def systemctl(run: Callable, obj: str, *words: str) -> None:
 
 
 def must(run: Callable, obj: str, argv: list[str]) -> None:
-    """Run a command; raise Refused about obj when it fails."""
+    """Run a command; raise Refused about obj if it fails."""
     code, out, error = run(argv)
     if code:
         raise Refused.because(

@@ -1,7 +1,7 @@
-"""Whether device plugins answer on their sockets, asked as the kubelet asks: one gRPC call, without grpcio.
+"""Whether device plugins answer on their sockets, asked like the kubelet: one gRPC call, without grpcio.
 
-Standard library only; runs on the node. GetDevicePluginOptions changes nothing in any plugin; a ListAndWatch would pass
-for the kubelet's own.
+Standard library only; runs on the node. GetDevicePluginOptions changes nothing in any plugin; a ListAndWatch would look
+like the kubelet's own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ METHOD = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
 # Seconds for one answer. It comes from memory within milliseconds; a node can be busy.
 PATIENCE = 10.0
 
-# The end of the name of a DRA driver's socket. It has no such call, and refuses it where it lives; asked for its name
-# it would take us for the kubelet.
+# The end of the name of a DRA driver's socket. It has no such call, and refuses it if it is alive; a call for its name
+# would make it take us for the kubelet.
 DRIVERS = "-reg"
-_REFUSED = "it answers, and refuses the call GetDevicePluginOptions"
+_REFUSED = "it answers, but refuses the call GetDevicePluginOptions"
 
 # RFC 9113: frame types and flags.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -33,10 +33,10 @@ _EMPTY = bytes(_PREFIX)
 
 
 def ask_all(served: dict[str, str], folders: list[str]) -> dict[str, dict]:
-    """{resource: sockets {path: why it does not answer, empty where it does}, by}. All at once: together they take no
+    """{resource: sockets {path: why it does not answer, empty if it does}, by}. All at once: together they take no
     longer than one.
 
-    served: who serves each resource. folders: where the kubelet looks for sockets; a plugin may use either or both.
+    served: the server of each resource. folders: the kubelet's folders for sockets; a plugin may use either or both.
     """
     paths = {name: [f"{folder}/{name}.sock" for folder in folders] for name in served if os.sep not in name}
     there = [path for places in paths.values() for path in places if _is_socket(path)]
@@ -58,7 +58,7 @@ def _is_socket(path: str) -> bool:
 
 
 def ask(path: str, seconds: float = PATIENCE) -> str:
-    """Why the plugin at a socket does not answer; empty where it does. Effect: one connection. Never longer than
+    """Why the plugin at a socket does not answer; empty if it does. Effect: one connection. Never takes longer than
     `seconds`.
     """
     deadline = time.monotonic() + seconds
@@ -114,7 +114,7 @@ def _answer(channel: socket.socket, deadline: float) -> str:
         if kind == _SETTINGS and not flags & _ACK:
             channel.sendall(_frame(_SETTINGS, _ACK, 0))
         elif kind == _GOAWAY or (kind == _RESET and stream == _STREAM):
-            return "it hangs up on the call"
+            return "it closes the connection on the call"
         elif kind == _DATA and stream == _STREAM:
             received += len(payload)
         elif kind == _HEADERS and stream == _STREAM and flags & _END_STREAM:
@@ -131,6 +131,6 @@ def _read(channel: socket.socket, size: int, deadline: float) -> bytes:
         channel.settimeout(left)
         part = channel.recv(size - len(found))
         if not part:
-            raise ConnectionError("it hangs up")
+            raise ConnectionError("it closes the connection")
         found += part
     return found

@@ -10,7 +10,7 @@ import json
 
 RAILS = "rails"
 PLUGIN, DRA, BOTH = "device-plugin", "dra", "both"
-# What users' manifests of the Go plugin assume; its own default is silently 0.
+# The number in users' manifests of the Go plugin; its own default is silently 0.
 COUNT = 63
 WANTED = "rails, or a list of mappings as in configList"
 NAME = "hca_shared_devices_{index}"
@@ -24,9 +24,9 @@ def document(made: list[dict], interval: int) -> str:
 def entries(resources, rails: list[dict] | None, api: str = PLUGIN, dra_rails=()) -> list[dict]:
     """The configList.
 
-    resources: `rails`, or the list used as it is. rails: those of the node's facts, each with index, netdev and pci.
-    api: by which the plugin serves; with both the entries of dra_rails say that they are DRA's. ValueError describes
-    problems.
+    resources: `rails`, or the list, used unchanged. rails: those of the node's facts, each with index, netdev and pci.
+    api: the API that the plugin serves; with both, the entries of dra_rails state that they are DRA's. ValueError
+    describes problems.
     """
     if not is_known(resources):
         raise ValueError(f"wanted {WANTED}, seen {short(resources)}")
@@ -34,14 +34,14 @@ def entries(resources, rails: list[dict] | None, api: str = PLUGIN, dra_rails=()
         return resources
     if not rails:
         raise ValueError(
-            "wanted one rail or more in the node's facts, seen none; list the resources, or name the rails"
+            "wanted one rail or more in the node's facts, seen none; list the resources, or set discovery_rails"
         )
     made = [_entry(rail) for rail in rails]
     for rail, entry in zip(rails, made):
         if api == BOTH and rail["index"] in dra_rails:
             entry["api"] = DRA
         if api_of(entry, api) == DRA:
-            # The number of the facts, which may have been named; the plugin would count for itself.
+            # The number from the facts, which may come from named rails; the plugin would count itself.
             entry["rail"] = rail["index"]
     return made
 
@@ -66,12 +66,12 @@ def full_name(entry: dict) -> str:
 
 
 def api_of(entry: dict, api: str) -> str:
-    """By which API the plugin serves an entry; api: its mode."""
+    """The API by which the plugin serves an entry; api: its mode."""
     return (keys(entry).get("api") or PLUGIN) if api == BOTH else api
 
 
 def matching(entry: dict, facts: dict) -> list[str]:
-    """Names of a node's HCAs that an entry selects: OR inside a list, AND between lists. Partitions are not judged."""
+    """Names of a node's HCAs that an entry selects: OR inside a list, AND between lists. Partitions are not checked."""
     own = keys(entry)
     given, extra = keys(own.get("selectors") or {}), keys(own.get("extraselectors") or {})
     if own.get("devices") and not given:
@@ -112,7 +112,7 @@ def _fits(values: set, wanted: list) -> bool:
 
 
 def keys(item: dict) -> dict:
-    """With keys in lower case: the plugin accepts any."""
+    """With keys in lower case, because the plugin accepts any case."""
     return {str(key).lower(): value for key, value in item.items()}
 
 
@@ -136,9 +136,9 @@ def _entry(rail: dict) -> dict:
         entry["extraSelectors"] = {"rdmaDevices": [rail["hca"]]}
     if not rail["pci"]:
         entry["softwareDevices"] = True
-    # Interfaces are up to rail_links and the operating system.
+    # rail_links and the operating system set interfaces up.
     entry["linkUp"] = False
-    # Where the kubelet aligns GPUs and rails to NUMA nodes (k3s_topology_manager_policy), it uses these hints.
+    # The kubelet aligns GPUs and rails to NUMA nodes by these hints (k3s_topology_manager_policy).
     entry["topology"] = "auto"
     return entry
 

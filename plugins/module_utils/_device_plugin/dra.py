@@ -8,17 +8,17 @@ from .objects import ACCOUNT, LABELS
 DRIVER = "rdma.gpufabric.io"
 CLASS = f"rail.{DRIVER}"
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
-# One account a node has the node's name behind this.
+# One account per node has this prefix before the node's name.
 ACCOUNT_OF_NODE = f"{ACCOUNT}-"
 SLICES = f"slices.{DRIVER}"
 _RBAC, _ADMISSION = "rbac.authorization.k8s.io", "admissionregistration.k8s.io"
-# The claim of a token that was issued for a pod; a token in a Secret has none.
+# The claim in a token that was issued for a pod; a token in a Secret has none.
 _NODE_CLAIM = "authentication.kubernetes.io/node-name"
-# What each slice that a plugin writes has to meet.
+# Conditions for each slice that a plugin writes.
 _RULES = (
     {
         "expression": "variables.node != ''",
-        "message": "the plugin's token names no node: it must be that of a pod on a node",
+        "message": "the plugin's token has no node: it must be that of a pod on a node",
     },
     {
         "expression": "variables.of == variables.node",
@@ -55,7 +55,7 @@ def served(given, api: str, dra_rails: list[int], facts: dict) -> tuple[list[dic
 
 
 def rails(over_dra: list[dict], facts: dict) -> dict[int, str | None]:
-    """{rail: the one extended resource that stands for it, or None} of the rails that entries serve over DRA."""
+    """{rail: its one extended resource, or None} of the rails that entries serve over DRA."""
     matched = [(entry, set(config.matching(entry, facts))) for entry in over_dra]
     found: dict[int, str | None] = {}
     for rail in facts.get("rails") or []:
@@ -71,7 +71,7 @@ def objects(nodes: list[dict], settings: dict) -> list[dict]:
     """Classes, accounts, rights and the policy.
 
     nodes: name (in the cluster) and rails (see rails) of each node that serves over DRA. settings: in_pods (one account
-    for the DaemonSet; otherwise one a node), namespace (of the accounts), extended_resources (whether classes carry
+    for the DaemonSet; otherwise one per node), namespace (of the accounts), extended_resources (whether classes carry
     the names of extended resources). Without nodes there are none.
     """
     if not nodes:
@@ -85,13 +85,13 @@ def objects(nodes: list[dict], settings: dict) -> list[dict]:
 
 
 def classes(nodes: list[dict], extended_resources: bool) -> list[dict]:
-    """One DeviceClass for every rail there is, and one for each."""
+    """One DeviceClass for all rails, and one for each."""
     device = f"device.driver == '{DRIVER}'"
     rail = f"device.attributes['{DRIVER}']"
     made = [_class(CLASS, f"{device} && 'rail' in {rail}")]
     for index in sorted({index for node in nodes for index in node["rails"]}):
         names = {node["rails"][index] for node in nodes if index in node["rails"]}
-        # Nodes that do not agree on the name would have pods of one served by the resource of another.
+        # If nodes disagree on the name, pods of one rail would get the resource of another.
         name = names.pop() if extended_resources and len(names) == 1 else None
         made.append(_class(class_of(index), f"{device} && 'rail' in {rail} && {rail}.rail == {index}", name))
     return made
@@ -105,7 +105,7 @@ def _class(name: str, expression: str, resource: str | None = None) -> dict:
 
 
 def _namespace(name: str) -> dict:
-    # As the role node_ready writes it.
+    # As written by the role node_ready.
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
@@ -116,12 +116,12 @@ def _object(version: str, kind: str, name: str, namespace: str = "", **fields) -
 
 
 def _role() -> dict:
-    """Rights cannot name slices that do not exist yet: the policy holds each plugin to its own node's."""
+    """RBAC cannot name slices that do not exist yet: the policy restricts each plugin to its own node's."""
     slices = ["get", "list", "watch", "create", "update", "patch", "delete"]
     rules = [
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": slices},
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
-        # For the owner of its slices: they go with the node.
+        # For the owner reference of its slices: they go with the node.
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
     ]
     return _object(f"{_RBAC}/v1", "ClusterRole", DRIVER, rules=rules)
@@ -138,12 +138,12 @@ def _binding(accounts: list[str], namespace: str) -> dict:
 
 
 def _policy(in_pods: bool, namespace: str) -> list[dict]:
-    """A plugin writes slices of this driver, of its own node, in that node's pool. Other users are not concerned."""
+    """A plugin writes slices of this driver, for its own node, in that node's pool. Other users are not affected."""
     user, before = "request.userInfo.username", f"system:serviceaccount:{namespace}:"
     if in_pods:
         who = f"{user} == '{before}{ACCOUNT}'"
         claim = f"'{_NODE_CLAIM}'"
-        # A token of no pod has no such claim, and a user without any claims has not even `extra`.
+        # A token without a pod has no such claim, and a user without any claims has no `extra`.
         node = f"request.userInfo.?extra[?{claim}][?0].orValue('')"
     else:
         prefix = before + ACCOUNT_OF_NODE

@@ -1,4 +1,4 @@
-"""The device plugin as a service on a node: reads its state, applies what _device_plugin.plan decided.
+"""The device plugin as a service on a node: reads its state, applies the plan of _device_plugin.plan.
 
 Standard library only; runs on the node.
 """
@@ -47,7 +47,7 @@ from .plan import (
 from .wheels import PIP, stamp, without
 
 KUBELET = "/var/lib/kubelet"
-# Fixed in the kubelet, whatever its --root-dir.
+# Fixed in the kubelet, independent of its --root-dir.
 DEVICE_PLUGINS = f"{KUBELET}/device-plugins"
 PROGRAM = "k8s-rdma-shared-dp"
 UPSTREAM_CONFIG = "/k8s-rdma-shared-dev-plugin/config.json"
@@ -83,14 +83,14 @@ ARGUMENTS = {
 def read(root: str, kubeconfigs: Iterable[str] = ()) -> dict:
     """The state of the node.
 
-    kubeconfigs: of kubelets; `clusters` holds what each of them says of its API server (server, and its CA as a path or
-    as data) or None; kubeconfig: {content, mode} or None; token: the same, without the token.
+    kubeconfigs: of kubelets; `clusters` has the API server of each (server, and its CA as a path or as data) or
+    None; kubeconfig: {content, mode} or None; token: the same, without the token.
 
-    code: sha256 of the sources, None when they are missing or incomplete; stamp: packages of the environment, "" for
+    code: sha256 of the sources, None if they are missing or incomplete; stamp: packages of the environment, "" for
     none; config, unit: {content, mode} or None;
-    enabled, home: whether they exist; service: None where no systemd runs, else state, active, main_pid, stale (it
-    runs with files replaced since its start), status; rivals: see _rivals; python, machine, ensurepip: what wheels
-    and environment must match.
+    enabled, home: whether they exist; service: None without systemd, else state, active, main_pid, stale (files were
+    replaced since its start), status; rivals: see _rivals; python, machine, ensurepip: for the choice of wheels and
+    environment.
     """
     main_pid, service = 0, None
     if running(root):
@@ -115,7 +115,7 @@ def read(root: str, kubeconfigs: Iterable[str] = ()) -> dict:
 
 
 def read_for(root: str, params: dict) -> dict:
-    """The state that these options of the module ask for."""
+    """The state that these module options need."""
     return read(root, [params["api_server"]["kubeconfig"]] if params["api_server"] else [])
 
 
@@ -146,7 +146,7 @@ def wants(params: dict, state: dict) -> dict:
 
 def answers(root: str, kubelet_root: str = KUBELET) -> dict[str, dict] | None:
     """What the sockets of the node's device plugins answer, as ask_all returns it; empty below another root than /,
-    None where only root may ask.
+    None if only root may ask.
     """
     if root.rstrip("/"):
         return {}
@@ -159,7 +159,7 @@ def answers(root: str, kubelet_root: str = KUBELET) -> dict[str, dict] | None:
 
 
 def served(root: str) -> dict[str, str]:
-    """The resources that device plugins for RDMA are to serve on the node, by name, with who serves each: a unit,
+    """The resources that device plugins for RDMA should serve on the node, by name, each with its server: a unit,
     ours or that of another plugin, or else a process.
     """
     found = {}
@@ -172,7 +172,7 @@ def served(root: str) -> dict[str, str]:
 
 
 def _own_resources(root: str) -> list[str]:
-    """Those of our service that are the device plugin's, and its DRA driver, by the names of their sockets."""
+    """Our service's device plugin resources and its DRA driver, by the names of their sockets."""
     mode = re.search(r"^ExecStart=.*\s-mode\s+(\S+)", _text(under(root, UNIT)) or "", re.MULTILINE)
     api = mode[1] if mode else PLUGIN
     try:
@@ -197,7 +197,7 @@ def _file(path: str) -> dict | None:
 
 
 def _cluster(path: str) -> dict | None:
-    """What a kubeconfig says of its API server; credentials in it are not looked at."""
+    """The API server in a kubeconfig; its credentials are not read."""
     keys = "server|certificate-authority(?:-data)?"
     found = dict(re.findall(rf"^\s*-?\s*({keys}):\s*[\"']?([^\"'\s]+)[\"']?\s*$", _text(path) or "", re.MULTILINE))
     return found if found.get("server", "").startswith("https://") else None
@@ -212,7 +212,7 @@ def _sha256(path: str) -> str | None:
 
 
 def _installed_code(root: str) -> str | None:
-    """What the code file was built from, as long as it is unchanged since."""
+    """The source checksum of the code file, if it has not changed since."""
     sources, _space, made = (_text(under(root, CODE_SUM)) or "").strip().partition(" ")
     return sources if made and made == _sha256(under(root, CODE)) else None
 
@@ -306,7 +306,7 @@ def _link(path: str) -> str:
 def _is_plugin(program: str, arguments: list[str]) -> bool:
     if os.path.basename(program) == PROGRAM:
         return True
-    # A script's interpreter is its program; the script is among the first arguments (-I and -B may precede it).
+    # A script's program is its interpreter; the script is among the first arguments (-I and -B may precede it).
     words = [word for word in arguments[1:] if word not in ("-I", "-B")]
     serves = words[1:2] not in (["check-config"], ["explain"], ["-version"])
     script = words[0] if words and serves and os.path.basename(program).startswith("python") else ""
@@ -347,7 +347,7 @@ def _resources(path: str) -> list[str] | None:
 class Installer:
     """Applies the changes of a plan. run: AnsibleModule.run_command.
 
-    staged: folder with what the controller sent; wheels: {file: {name, version, sha256}} to install from it, empty to
+    staged: folder with files from the controller; wheels: {file: {name, version, sha256}} to install from it, empty to
     let pip use its own index; requirements: text for pip, with hashes.
     """
 
@@ -358,7 +358,7 @@ class Installer:
         self.staged, self.wheels, self.requirements = staged or "", wheels, requirements
 
     def apply(self, changes: list[Change]) -> Iterable[Change]:
-        """In an order that keeps the node served: other plugins stop first, ours starts last."""
+        """In order: other plugins stop first, ours starts last, so the node keeps its resources."""
         files = [change for change in changes if change.object in (CONFIG, KUBECONFIG, TOKEN, UNIT, ENABLED)]
         config = [change for change in files if change.object in (CONFIG, KUBECONFIG, TOKEN)]
         for change in changes:
@@ -415,7 +415,7 @@ class Installer:
         write(under(self.root, CODE_SUM), f"{seen} {_sha256(target)}\n")
 
     def _install_venv(self) -> None:
-        """Built beside the old one, then swapped: a running process keeps its open files."""
+        """Built next to the old one, then swapped: a running process keeps its open files."""
         target = under(self.root, VENV)
         fresh, old = f"{target}.new", f"{target}.old"
         for leftover in (fresh, old):
@@ -474,7 +474,7 @@ class Installer:
 
 
 def _compiled(source: str, target: IO[bytes]) -> None:
-    """The archive with this Python's byte code beside each source: Python keeps none for an archive, and compiling
+    """The archive with this Python's byte code next to each source: Python caches none for an archive, and compiling
     dominates the start time. Another Python ignores the byte code and reads the source.
     """
     with tempfile.TemporaryDirectory(prefix="rdma-device-plugin-") as scratch:

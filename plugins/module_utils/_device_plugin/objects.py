@@ -60,7 +60,7 @@ def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> lis
 
 
 def _over_dra(pod: dict, container: dict) -> None:
-    """What the plugin needs over DRA: a token that names its node, that name, and a folder in the kubelet's."""
+    """What the plugin needs over DRA: a token bound to its node, the node's name, and a folder in the kubelet's."""
     pod["serviceAccountName"] = ACCOUNT
     pod["automountServiceAccountToken"] = True
     container["env"] = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]

@@ -24,15 +24,15 @@ GO, OURS = "the Go plugin", "another copy of this plugin"
 
 
 def rivals(state: dict, names: list[str]) -> list[dict]:
-    """The other plugins on the node that serve one of these resources, or do not reveal which they serve."""
+    """The other plugins on the node that serve one of these resources, or unknown resources."""
     return [rival for rival in state["rivals"] if rival["names"] is None or set(rival["names"]) & set(names)]
 
 
 def plan(state: dict, wanted: dict) -> Plan:
-    """state: see _device_plugin.node.read. wanted: present; and, where it is: code (sha256), stamp, config, unit
+    """state: see _device_plugin.node.read. wanted: present; and, if true: code (sha256), stamp, config, unit
     (texts), names (of the resources), wheels_missing (packages without a wheel for this node), from_index,
-    migrate_allowed, kubeconfig (None where the plugin has no use for the API server; else source, the kubelet's own,
-    and server, which stands above that one's).
+    migrate_allowed, kubeconfig (None if the plugin does not need the API server; else source, the kubelet's own,
+    and server, which overrides that one's).
     """
     made = Plan()
     if not wanted["present"]:
@@ -132,7 +132,7 @@ def without_ensurepip(python: str) -> Finding:
 
 
 def _credential(state: dict, wanted: dict | None, made: Plan) -> None:
-    """The kubeconfig of the plugin: the API server and the CA of the kubelet, and a token of its own."""
+    """The kubeconfig of the plugin: the API server and the CA of the kubelet, and a separate token."""
     if wanted is None:
         for path, name in ((KUBECONFIG, "kubeconfig"), (TOKEN, "token")):
             if state[name] is not None:
@@ -141,7 +141,7 @@ def _credential(state: dict, wanted: dict | None, made: Plan) -> None:
     cluster = state["clusters"].get(wanted["source"])
     if cluster is None:
         made.not_verified.append(
-            f"{KUBECONFIG} is not written: the kubelet's kubeconfig {wanted['source']} is not there or names no "
+            f"{KUBECONFIG} is not written: the kubelet's kubeconfig {wanted['source']} is missing or has no "
             "server, so the node has not joined a cluster; until then the plugin serves nothing over DRA. Run again "
             "once it has"
         )
@@ -154,7 +154,7 @@ def _server(wanted: dict) -> dict:
 
 
 def kubeconfig(cluster: dict) -> str:
-    """The file as text, which holds no secret. It is JSON, which is YAML."""
+    """The file as text, without secrets. It is JSON, which is also YAML."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -169,7 +169,7 @@ def kubeconfig(cluster: dict) -> str:
 def _service(state: dict, made: Plan) -> None:
     service = state["service"]
     if service is None:
-        made.not_verified.append(f"{OBJECT}: no systemd to start it with; it starts with the node")
+        made.not_verified.append(f"{OBJECT}: no systemd to start it; it starts with the node")
         return
     # A changed config is not among these: the plugin rereads it, and running allocations are not disturbed.
     replaced = {change.object for change in made.changes} & {CODE, VENV, UNIT, KUBECONFIG}

@@ -1,4 +1,4 @@
-"""What DKMS has built for which kernel, the end of a failed build's log, and whether the kernel loads what it signs."""
+"""DKMS builds by kernel, the end of a failed build's log, and whether the kernel accepts DKMS's signatures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINE = re.compile(
     r"^([^/,\s]+)(?:/|, )([^,:\s]+)"
     r"(?:, ([^,\s]+), [^:\s]+)?: ([a-z-]+)(.*)$"
 )
-# The states and remarks of a module in order: built for this kernel or, by weak-modules, for one of the same interface;
+# A module's states and remarks in order: built for this kernel or, by weak-modules, for one with the same interface;
 # the kernel's own copy is kept aside.
 _INSTALLED = ("installed", "installed-weak")
 _HEALTHY = re.compile(r"(original[ _]modules? exists?|from \S+)$", re.IGNORECASE)
@@ -51,7 +51,7 @@ def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -
     """(module, version, kernel, state) of each module that is not installed for a kernel.
 
     Of several known versions of a module the newest counts; a module unknown to DKMS is left out, since its package is
-    missing anyway. Any remark but that originals are kept means that the kernel loads another file than was built.
+    missing anyway. Any remark except about kept originals means that the kernel loads a file other than the built one.
     """
     missing = []
     for module in modules:
@@ -71,7 +71,7 @@ def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -
 
 
 def log_path(module: str, version: str, kernel: str, architecture: str, tree: str = "/var/lib/dkms") -> list[str]:
-    """Where the log of a build may be: beside the failed build, or in its kernel's folder."""
+    """Possible paths of a build's log: next to the failed build, or in its kernel's folder."""
     return [
         f"{tree}/{module}/{version}/build/make.log",
         f"{tree}/{module}/{version}/{kernel}/{architecture}/log/make.log",

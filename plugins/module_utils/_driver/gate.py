@@ -1,8 +1,8 @@
 """The change gate: may this node's driver change, and by reload or by reboot?
 
-Pure: facts, risks (_driver.risk.read) and answers in, one Decision out. Each reason names the ways it blocks; a way
-that no reason blocks is open. A reload is preferred to a reboot. With no way left, or with the installation itself
-blocked, the gate refuses before anything on the node changes.
+Pure: facts, risks (_driver.risk.read) and answers in, one Decision out. Each reason lists the ways it blocks; a way
+without a reason is open. A reload is preferred to a reboot. If no way is left, or the installation itself is blocked,
+the gate refuses before anything on the node changes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Decision(NamedTuple):
 
 
 def decide(facts: dict, risk: dict, wanted: dict) -> Decision:
-    """wanted: change (sentence about what is to be installed or removed, or None), activation (auto|reload|reboot),
+    """wanted: change (sentence about the planned installation or removal, or None), activation (auto|reload|reboot),
     signed (whether the new modules are signed with a key this kernel trusts; None: unknown),
     reload_allowed, drain_allowed, rename_allowed (true, false, null: unset).
     """
@@ -80,7 +80,7 @@ def decide(facts: dict, risk: dict, wanted: dict) -> Decision:
 
 
 def _needed(facts: dict, wanted: dict) -> Optional[str]:
-    """Why the loaded driver must change; None when it need not."""
+    """Why the loaded driver must change; None if it need not."""
     driver = facts["driver"]
     if not driver["loaded"]["modules"]:
         return None
@@ -106,7 +106,7 @@ def _nothing(facts: dict) -> str:
 
 def _refusal(reasons: list[Reason]) -> str:
     objects = list(dict.fromkeys(reason.finding.object for reason in reasons))
-    return f"The driver stays as it is because of {_few(objects)}."
+    return f"The driver stays unchanged because of {_few(objects)}."
 
 
 def _summary(verdict: str, needed: str, reasons: list[Reason]) -> str:
@@ -244,7 +244,7 @@ def _lock(secure: dict) -> str:
 
 
 def _names(risk: dict, wanted: dict) -> Iterator[Reason]:
-    """Nobody is there to correct the name of the interface that a node is reached by."""
+    """A node is lost if the interface of its management access changes its name."""
     if wanted.get("rename_allowed") is True:
         return
     for interface in risk["named"]:
@@ -254,7 +254,7 @@ def _names(risk: dict, wanted: dict) -> Iterator[Reason]:
             "an interface that carries management configured by its MAC: another driver may show other port names",
             f"{_few(places)} {'has' if len(places) == 1 else 'have'} the name {interface['netdev']}",
             f"match {interface['mac']} there, or tie the name to it with a .link file, or set "
-            "driver_rename_allowed: true where the node can be reached in another way",
+            "driver_rename_allowed: true if the node can be reached in another way",
             "name-change",
             EVERYTHING,
             None if wanted.get("rename_allowed") is False else "driver_rename_allowed",
@@ -300,7 +300,7 @@ def _reachability(risk: dict) -> Iterator[Finding]:
 
 
 def _users(risk: dict, wanted: dict) -> Iterator[Finding]:
-    """What holds the modules: processes, other modules, and unexplained users."""
+    """Users of the modules: processes, other modules, and unexplained ones."""
     drained = wanted.get("drain_allowed") is True
     processes = [process for process in risk["processes"] if not (drained and process["pod"])]
     for process in processes:
@@ -318,7 +318,7 @@ def _users(risk: dict, wanted: dict) -> Iterator[Finding]:
 
 
 def _modules(modules: dict) -> Iterator[Finding]:
-    """Modules of others that use the stack."""
+    """Foreign modules that use the stack."""
     expected = {*STACK, *PEERMEM}
     for name in sorted(modules):
         if name in CONSUMERS:
@@ -368,7 +368,7 @@ def _lost_by_reload(risk: dict) -> Iterator[Finding]:
             f"embedded switch of {entry['hca']}",
             "nothing that only the running driver holds",
             _few(entry["evidence"]),
-            "reboot instead; what sets switchdev mode, sub-functions and parameters at boot does so again",
+            "reboot instead: whatever sets switchdev mode, sub-functions and parameters at boot sets them again",
             "switchdev",
         )
     for entry in risk["virtual_functions"]:

@@ -36,7 +36,7 @@ class Installer:
         yield from self._hold(changes)
 
     def _prove(self, changes):
-        """A trial beside the node. Returns {package: exact version}."""
+        """A trial next to the node. Returns {package: exact version}."""
         adding = [change for change in changes if change.action in ADDS]
         if not adding:
             yield from self._need(changes)
@@ -57,7 +57,7 @@ class Installer:
             yield from mine
 
     def _finish(self, changes):
-        """Finish what an interrupted run left half configured; dpkg refuses anything else until then."""
+        """Finish packages that an interrupted run left half configured; dpkg refuses anything else until then."""
         mine = [change for change in changes if change.action == "finish"]
         if mine:
             self._do(["dpkg", "--configure", "--pending"], "packages that an earlier run left half configured")
@@ -109,7 +109,7 @@ class Installer:
                 yield change
 
     def _rebuild(self, changes):
-        """The GPU driver against the RDMA stack that is on disk by now; built beside the old one before that goes."""
+        """The GPU driver against the RDMA stack now on disk; built next to the old one before that goes."""
         for change in changes:
             if change.action == "rebuild":
                 _dkms, _module, module, version, _for, kernel = change.object.split()
@@ -151,11 +151,11 @@ class Installer:
                 what,
                 f"{argv[0]} {argv[1]} to succeed",
                 "\n".join(lines[-12:]) or f"exit status {code}",
-                "fix what it reports and run again; the next run picks up where this one left off",
+                "fix what it reports and run again; the next run continues from here",
             )
 
     def _look_for_failed_builds(self) -> None:
-        """A package whose build failed only reports that its script failed; the reason is in DKMS's log."""
+        """A package with a failed build only reports that its script failed; the reason is in DKMS's log."""
         if self._kind != packages.APT:
             return
         _code, out, _error = self._run(["dkms", "status"])

@@ -1,8 +1,8 @@
-"""Which key may sign a driver repository, and what another one would mean.
+"""The keys that may sign a driver repository, and what another key would mean.
 
-A repository has `fingerprints` (accepted), `known_keys` (every key that the lock names for the stack: id, fingerprint
-or None, release, stated_by), `key`, the armored file, and `key_sha256`. checked() has gpg read the file; what a node
-trusts is what gpg exports, because every program has its own reading of a key file.
+A repository has `fingerprints` (accepted), `known_keys` (every key in the lock for the stack: id, fingerprint
+or None, release, stated_by), `key`, the armored file, and `key_sha256`. checked() has gpg read the file; a node
+trusts gpg's export, because programs read key files differently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def accepted(repository: dict) -> list[str]:
 def checked(repository: dict, run: Callable[..., tuple[int, str, str]], gpg: Optional[str]) -> dict:
     """The repository with `primary`, the fingerprints in the key file, and with the key as gpg exports it.
 
-    Without gpg, primary is None and the file stays as it is: only its SHA-256 can be compared.
+    Without gpg, primary is None and the file stays unchanged: only its SHA-256 can be compared.
     """
     text = repository.get("key") or ""
     read = {**repository, "file_sha256": hashlib.sha256(text.encode()).hexdigest(), "primary": None}
@@ -53,9 +53,9 @@ def checked(repository: dict, run: Callable[..., tuple[int, str, str]], gpg: Opt
 
 
 def problem(repository: dict) -> tuple[str, str, str, str] | None:
-    """(object, wanted, seen, next step) if the key file, as checked() has read it, is not one to trust; else None.
+    """(object, wanted, seen, next step) if the key file, as read by checked(), is not to be trusted; else None.
 
-    A repository that came out of a package of a pinned SHA-256 (trusted) needs no key.
+    A repository from a package with a pinned SHA-256 (trusted) needs no key.
     """
     if repository.get("trusted"):
         return None
@@ -73,10 +73,10 @@ def problem(repository: dict) -> tuple[str, str, str, str] | None:
             _ACCEPT,
             "a fingerprint that two public sources state for this release and platform",
             f"the lock has none (not verified); in the key file: {seen}",
-            "compare it with the vendor's, on a way that does not lead over the repository, and set "
+            "compare it with the vendor's, from a source other than the repository, and set "
             f"{_ACCEPT}{f': {fingerprints[0]}' if len(fingerprints) == 1 else ''} to accept it",
         )
-    step = "take the key file of this release (driver_repository_key)"
+    step = "use the key file of this release (driver_repository_key)"
     if others and len(fingerprints) == 1:
         step += (
             f"; to accept the key nevertheless, once the vendor or the owner of your mirror has confirmed it, set "
@@ -91,7 +91,7 @@ def problem(repository: dict) -> tuple[str, str, str, str] | None:
 
 
 def _without_gpg(repository: dict) -> tuple[str, str, str, str] | None:
-    """Where no program can say which keys a file holds, its bytes decide."""
+    """If no program can list the keys in a file, its bytes decide."""
     wanted, seen = (repository.get("key_sha256") or "").lower(), repository["file_sha256"]
     if wanted == seen:
         return None
@@ -104,7 +104,7 @@ def _without_gpg(repository: dict) -> tuple[str, str, str, str] | None:
 
 
 def meaning(name: str, repository: dict) -> str:
-    """What it says about a repository to be signed by this key. name: a fingerprint, or its last 16 digits."""
+    """What this key's signature says about a repository. name: a fingerprint, or its last 16 digits."""
     if name in accepted(repository):
         return "accepted"
     known = [
@@ -115,8 +115,5 @@ def meaning(name: str, repository: dict) -> str:
     if known:
         sources = ", ".join(sorted({source for key in known for source in key["stated_by"]}))
         releases = "; ".join(key["release"] for key in known)
-        return f"public sources name a key with this id for {releases}, see {sources}"
-    return (
-        "in no source that the lock names: a new key of the vendor, the key of a mirror that signs itself, or someone "
-        "else's"
-    )
+        return f"public sources list a key with this id for {releases}, see {sources}"
+    return "in no source of the lock: a new key of the vendor, the key of a mirror that signs itself, or someone else's"

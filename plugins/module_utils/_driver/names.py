@@ -1,7 +1,7 @@
-"""Where a node's network configuration names an interface instead of its MAC.
+"""Where a node's network configuration uses an interface's name instead of its MAC.
 
 Another driver may show other port names, which are part of interface names (enp1s0f0 and enp1s0f0np0), and a
-configuration that names the old one no longer matches. A .link file or udev rule that ties the name to the MAC, or a
+configuration with the old name no longer matches. A .link file or udev rule that ties the name to the MAC, or a
 netplan block that matches by MAC, keeps both.
 """
 
@@ -23,13 +23,13 @@ _FILES = (
     ("/etc/network/interfaces.d", ("",)),
     ("/etc/network", ("interfaces",)),
 )
-# What ties a name to a MAC: netplan writes such a .link file for set-name, installers write the rules.
+# Files that tie a name to a MAC: netplan writes such a .link file for set-name, installers write the rules.
 _PINS = (("/etc/systemd/network", (".link",)), ("/run/systemd/network", (".link",)), ("/etc/udev/rules.d", (".rules",)))
 _LEFT_BEHIND = (".bak", "~", ".rpmsave", ".dpkg-old")
 
 
 def configured(tree: Tree, netdev: str) -> list[dict[str, Any]]:
-    """[{path, line}] that name the interface; none where something keeps its name by MAC."""
+    """[{path, line}] with the interface's name; none if something ties its name to the MAC."""
     mac = (tree.read(f"{paths.NET}/{netdev}/address") or "").lower()
     name = re.compile(rf"(?<![\w-]){re.escape(netdev)}(?![\w-])")
     for path in _paths(tree, _PINS):
@@ -53,7 +53,7 @@ def configured(tree: Tree, netdev: str) -> list[dict[str, Any]]:
 
 
 def _names(words: str, name: re.Pattern, netdev: str) -> bool:
-    """Whether a line holds the name, or a pattern of networkd that a port name more or less takes it out of."""
+    """Whether a line has the name, or a networkd pattern that stops matching with or without a port name."""
     if not words.startswith("Name="):
         return bool(name.search(words))
     patterns = words[len("Name=") :].split()
@@ -71,7 +71,7 @@ def _paths(tree: Tree, table) -> Iterator[str]:
 
 
 def _by_mac(lines: list[str]) -> set[str]:
-    """Blocks of a netplan file that find their interface by its MAC: their names are labels, as set-name is."""
+    """Blocks of a netplan file that match their interface by its MAC: their names are labels, like set-name."""
     labels = set()
     for number, line in enumerate(lines):
         block = re.match(r"^(\s+)([\w.-]+):\s*$", line)

@@ -1,7 +1,7 @@
 """apt and dnf for a driver stack: files, package names and their origins, versions, command lines.
 
-Only `origins_of` asks. The apt path runs in the lab; the dnf path is only rendered and compared, because no RPM system
-runs there.
+Only `origins_of` runs a command. The apt path runs in the lab; the dnf path is only rendered and compared, because no
+RPM system runs there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPOSITORIES = {
 PINS = "/etc/apt/preferences.d/gpufabric-rdma-driver"
 SERVICE = "/etc/systemd/system/openibd.service.d/20-gpufabric-rdma-driver.conf"
 
-# Packages of the vendor's stacks by their own names. The pattern `doca-*` would also match packages of users.
+# Packages of the vendor's stacks by full name. The pattern `doca-*` would also match packages of users.
 _STACK = re.compile(
     r"^("
     r"doca-(ofed|ofed-userspace|ofed-generic[a-z0-9.-]*|ofed-[0-9.]+-dkms|ofed-(aws|azure|gcp|oracle)|all|networking|host)"
@@ -32,7 +32,7 @@ _STACK = re.compile(
     r"|(kmod-)?(iser|isert|srp|kernel-mft|kernel-mft-mlnx|knem|xpmem|fwctl)(-dkms|-modules)?"
     r")$"
 )
-# What rdma-core and its companions are called in Debian, Ubuntu and RHEL.
+# Names of rdma-core and its companions in Debian, Ubuntu and RHEL.
 _USER_SPACE = re.compile(
     r"^(rdma-core(-dev|-devel)?|lib(ibverbs|rdmacm|ibumad|ibmad|ibnetdisc|osm|opensm|osmcomp|osmvendor)[0-9a-z-]*"
     r"|ibverbs-(providers|utils)|rdmacm-utils|infiniband-diags|ibacm|iwpmd|srptools|srp_daemon|perftest|opensm[a-z-]*"
@@ -43,7 +43,7 @@ _KERNEL_META = re.compile(
     r"^linux-(image-|headers-|modules-extra-)?"
     r"(amd64|arm64|cloud-\w+|rt-\w+|(generic|virtual|nvidia|aws|azure|gcp|oracle|lowlatency)[\w.-]*)$"
 )
-# What to do about a node of the RHEL family without dkms.
+# The next step for a node of the RHEL family without dkms.
 EPEL = (
     "enable EPEL (dnf install epel-release; on RHEL its release package, and the CodeReady Builder repository), or a "
     "mirror of it, or install dkms 3.2 or newer yourself"
@@ -74,10 +74,10 @@ def stack_packages(packages: dict[str, str]) -> dict[str, str]:
 
 
 def replaced_packages(packages: dict[str, str], origins: dict[str, dict]) -> tuple[dict[str, str], list[str]]:
-    """({name: version} of the stack's builds that the distribution has its own of, names that it has none of).
+    """({name: version} of the stack's builds that the distribution also has, names that it does not have).
 
-    origins: as origins_of returns it. A version says nothing: DOCA's rdma-core is called 2510.0.11-1. What no
-    repository of the node offers in that version counts if it is RDMA user space, as after the stack's has gone.
+    origins: as origins_of returns it. A version proves nothing: DOCA's rdma-core has version 2510.0.11-1. A version
+    that no repository of the node offers counts if it is RDMA user space, as after the stack's repository is gone.
     """
     replaced, foreign = {}, []
     for name, version in sorted(packages.items()):
@@ -116,13 +116,13 @@ def kernel_packages(packages: dict[str, str], kernel: str) -> list[str]:
 
 
 def repository_file(kind: str, repository: dict, title: str) -> str:
-    """The repository file for apt or dnf, tied to its key. One out of a verified package (trusted) needs none."""
+    """The repository file for apt or dnf, tied to its key. One from a verified package (trusted) needs no key."""
     if kind == APT:
         trust = "Trusted: yes" if repository.get("trusted") else f"Signed-By: {KEYS[APT]}"
         return f"{HEADER}Types: deb\nURIs: {repository['url']}\nSuites: ./\n{trust}\n"
     trust = "gpgcheck=0\n" if repository.get("trusted") else f"gpgcheck=1\ngpgkey=file://{KEYS[DNF]}\n"
     # A priority keeps the distribution's newer rdma-core from replacing the stack's (as with EL 9.8) without an
-    # exclusion in files that are not ours; the stack's own dkms stays out, as the pin does for apt.
+    # exclusion in foreign files; the stack's own dkms is excluded, like with the pin for apt.
     return (
         f"{HEADER}[gpufabric-rdma-driver]\nname=HCA driver {title}\nbaseurl={repository['url']}\nenabled=1\n"
         f"{trust}priority=10\nexcludepkgs=dkms\n"
@@ -137,10 +137,10 @@ def pins_file(label: str) -> str:
 
 
 def service_file() -> str:
-    """Drop-in with what openibd, the service of an OFED stack, lacks.
+    """Drop-in for what openibd, the service of an OFED stack, lacks.
 
     It races udev at boot, when the auxiliary drivers of mlx5 are reloaded, and a restart unloads nvidia_peermem for
-    good. Whether that module is loaded again was decided by the role kernel_modules.
+    good. The role kernel_modules decided whether that module is loaded again.
     """
     decided = f"grep -qxs nvidia_peermem {paths.OWN_MODULES_LOAD}"
     return (
@@ -164,7 +164,7 @@ def install_command(kind: str, names: list[str], downgrade: bool = False) -> lis
 
 
 def apart_command(names: list[str]) -> list[str]:
-    """dnf for packages that are no driver: a repository that does not answer is left out."""
+    """dnf for packages other than the driver: repositories that do not answer are left out."""
     return [*install_command(DNF, names), "--setopt=skip_if_unavailable=True"]
 
 
@@ -177,19 +177,19 @@ def pinned(kind: str, name: str, version: Optional[str]) -> str:
 def remove_command(kind: str, names: list[str]) -> list[str]:
     if kind == APT:
         return ["apt-get", "purge", "--yes", *names]
-    # By default dnf would also remove what was installed as a dependency, which may be in use by now.
+    # By default dnf would also remove packages that were installed as dependencies, which may be in use by now.
     return ["dnf", "remove", "--assumeyes", "--setopt=clean_requirements_on_remove=False", *names]
 
 
 def restore_command(kind: str, names: list[str]) -> list[str]:
-    """Restore the distribution's builds in place of the stack's; apt also needs restore_pins."""
+    """Replace the stack's builds by the distribution's; apt also needs restore_pins."""
     if kind == APT:
         return install_command(APT, names, downgrade=True)
     return ["dnf", "distro-sync", "--assumeyes", *_DNF_BOUNDS, *names]
 
 
 def restore_pins(versions: dict[str, str]) -> str:
-    """Hide the stack's builds from apt, the installed ones included; 1001, because the others may be older."""
+    """Hide the stack's builds from apt, including the installed ones; 1001, because the others may be older."""
     return "\n".join(
         f"Package: {name}\nPin: version {version}\nPin-Priority: -1\n\n"
         f"Package: {name}\nPin: release *\nPin-Priority: 1001\n"
@@ -236,8 +236,8 @@ _OURS = "gpufabric-rdma-driver"
 def origins_of(kind: str | None, names: list[str], own: str, run: Callable) -> dict[str, dict]:
     """{name: {vendor, offered, elsewhere}} of installed packages. own: text of our repository file.
 
-    vendor: the stack's repository brought it, or offers this version. offered: some repository has this version.
-    elsewhere: another repository has another version. A package that the manager does not know is left out.
+    vendor: it is from the stack's repository, or that offers this version. offered: some repository has this version.
+    elsewhere: another repository has another version. A package unknown to the manager is left out.
     """
     if not names or kind is None:
         return {}
@@ -281,7 +281,7 @@ def parse_policy(text: str, own: list[str]) -> dict[str, dict]:
 
 
 def parse_repoquery(installed: str, available: str) -> dict[str, dict]:
-    """Of `dnf repoquery`: `name from_repo` of what is installed, `name version repoid` of what is to be had."""
+    """From `dnf repoquery`: `name from_repo` of installed packages, `name version repoid` of available ones."""
     offers: dict[str, list[str]] = {}
     for line in available.splitlines():
         name, _version, repository = [*line.split(), "", "", ""][:3]
@@ -291,7 +291,7 @@ def parse_repoquery(installed: str, available: str) -> dict[str, dict]:
     for line in installed.splitlines():
         name, origin = [*line.split(), "", ""][:2]
         if name:
-            # dnf remembers the repository of each package, also after it is gone; @commandline is a file.
+            # dnf remembers the repository of each package, even after it is gone; @commandline is a file.
             packages[name] = {
                 "vendor": bool(_VENDOR_ID.match(origin)),
                 "offered": bool(origin) and not origin.lstrip("@").startswith(("commandline", "System", "<unknown>")),
@@ -304,7 +304,7 @@ def parse_repoquery(installed: str, available: str) -> dict[str, dict]:
 
 
 def compare(left: str, right: str) -> int:
-    """Below zero when left is older, zero when equal, above zero when newer."""
+    """Below zero if left is older, zero if equal, above zero if newer."""
     for part, other in zip(_parts(left), _parts(right)):
         order = _compare_part(part, other)
         if order:

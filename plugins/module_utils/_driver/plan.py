@@ -1,4 +1,4 @@
-"""What has to be installed, removed, pinned and built so that a node has the wanted driver on disk.
+"""What to install, remove, pin and build so that a node has the wanted driver on disk.
 
 Pure: state and options in, Plan out, in execution order. Loading the driver is the gate's job.
 """
@@ -15,9 +15,9 @@ from .packages import compare, satisfies
 _FROM_REPOSITORY = (DOCA, MLNX_OFED)
 BASE_DKMS = {packages.APT: "mlnx-ofed-kernel", packages.DNF: "mlnx-ofa_kernel"}
 DKMS_MODULES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")
-# As NVIDIA's, Debian's and Ubuntu's packages call the GPU driver in DKMS; nvidia-fs and the like are none.
+# Names of the GPU driver in DKMS in NVIDIA's, Debian's and Ubuntu's packages, without nvidia-fs and the like.
 _NVIDIA = re.compile(r"^nvidia(-(current|legacy|tesla|srv)[\w.-]*|-\d[\w.-]*)?$")
-# Repositories that come with RHEL and its rebuilds, none of which has dkms.
+# Repositories of RHEL and its rebuilds, none of which has dkms.
 _DISTRIBUTIONS = re.compile(
     r"^(gpufabric-rdma-driver|rhel-|ubi-|baseos|appstream|crb|codeready|extras|plus|devel|highavailability|"
     r"resilientstorage|nfv|rt|saphana|sap|media|rocky|almalinux)",
@@ -94,7 +94,7 @@ def anchors(flavor: str, kernel: str, named: list[str] | None = None) -> list[st
 
 
 def sentence(made: Plan, wanted: dict) -> str | None:
-    """What the plan would do to the modules on disk, as a sentence for the gate; None when it leaves them alone."""
+    """What the plan would do to the modules on disk, as a sentence for the gate; None if it leaves them alone."""
     if not any(change.action in _CHANGES_MODULES for change in made.changes):
         return None
     if wanted["flavor"] == INBOX:
@@ -131,7 +131,7 @@ def _refuse_archive(made: Plan, state: dict, where: str) -> None:
     for path in state["foreign_repositories"]:
         made.finding(
             path,
-            "no NVIDIA repository beside Ubuntu's packages of the same stack",
+            "no NVIDIA repository besides Ubuntu's packages of the same stack",
             "it points to one",
             f"remove {path}, run apt-get update, and run again",
         )
@@ -144,7 +144,7 @@ def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> Non
             "driver_version",
             f"a release of {wanted['flavor']}",
             "null, and lock/artifacts.yml has none for any node",
-            "set it, in quotes, to the release that driver_repository_url has",
+            "set it, in quotes, to the release in driver_repository_url",
         )
         return
     if not repository.get("url"):
@@ -168,7 +168,7 @@ def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> Non
 
 
 def _refuse_without_dkms(made: Plan, state: dict, where: str) -> None:
-    """On RHEL dkms comes from EPEL. A repository of another name may be a mirror of it; the trial looks into that."""
+    """On RHEL dkms comes from EPEL. A repository with another name may be a mirror of it; the trial checks that."""
     if state["manager"] != packages.DNF or "dkms" in state["packages"]:
         return
     enabled = state["enabled_repositories"]
@@ -183,7 +183,7 @@ def _refuse_without_dkms(made: Plan, state: dict, where: str) -> None:
 
 
 def _remove_stack(made: Plan, state: dict, wanted: dict) -> None:
-    """Remove another stack before the new one is installed: with two in one kernel tree depmod picks either."""
+    """Remove another stack before the new one is installed: with two in a kernel tree, depmod picks either."""
     installed = state["facts"]["driver"]["installed"]
     stack = packages.stack_packages(state["packages"])
     # Leftovers without a kernel driver count as inbox: they block no other stack but are removed for inbox.
@@ -212,7 +212,7 @@ def _restore_inbox(made: Plan, state: dict) -> None:
     replaced, foreign = packages.replaced_packages(state["packages"], state["origins"])
     if foreign:
         made.notes.append(
-            f"packages of the stack's repository that the distribution has none of stay: {', '.join(foreign)}"
+            f"packages of the stack's repository that the distribution does not have stay: {', '.join(foreign)}"
         )
     if replaced:
         before = "".join(f"{name} {version}\n" for name, version in replaced.items())
@@ -268,21 +268,21 @@ def _add_packages(made: Plan, state: dict, wanted: dict) -> None:
                 f"package {name}",
                 version,
                 f"{there}, which is newer",
-                "set driver_version to what is installed" + ("" if denied else ", or driver_downgrade_allowed: true"),
+                "set driver_version to the installed one" + ("" if denied else ", or driver_downgrade_allowed: true"),
             )
 
 
 def _build(made: Plan, state: dict) -> None:
     """Sources that DKMS knows but has not installed for a kernel: a silent failure of a kernel upgrade."""
     if any(change.action in _CHANGES_MODULES for change in made.changes):
-        return  # the packages build themselves; what they leave undone shows in the next plan
+        return  # the packages build themselves; the next plan shows failed builds
     known = [name for name in DKMS_MODULES if any(build.module == name for build in state["builds"])]
     for module, version, kernel, seen in dkms.not_installed(state["builds"], known, state["kernels"]):
         made.change(f"DKMS module {module} {version} for {kernel}", "build", seen, "installed")
 
 
 def _rebuild_nvidia(made: Plan, state: dict, wanted: dict) -> None:
-    """A closed NVIDIA driver has nvidia_peermem built against the RDMA stack that was there at the time."""
+    """A closed NVIDIA driver has nvidia_peermem built against the RDMA stack of that time."""
     nvidia = state.get("nvidia") or {}
     changing = any(change.action in _CHANGES_MODULES for change in made.changes)
     if not nvidia.get("closed") or not (changing or nvidia.get("stale")):
@@ -290,7 +290,7 @@ def _rebuild_nvidia(made: Plan, state: dict, wanted: dict) -> None:
     builds = [build for build in state["builds"] if _NVIDIA.match(build.module) and build.kernel in state["kernels"]]
     why = nvidia.get("stale") or "nvidia_peermem is built against the RDMA stack that this run replaces"
     if not builds:
-        made.notes.append(f"{why}; DKMS has no NVIDIA driver here: install it again after this run, by the way it came")
+        made.notes.append(f"{why}; DKMS has no NVIDIA driver here: install it again after this run, as before")
         return
     names = sorted({f"{build.module} {build.version}" for build in builds})
     commands = [
@@ -309,7 +309,7 @@ def _rebuild_nvidia(made: Plan, state: dict, wanted: dict) -> None:
             f"NVIDIA driver {', '.join(names)}",
             "rebuilt by DKMS against the RDMA stack, so that nvidia_peermem loads",
             f"the closed driver: {why}",
-            "set driver_nvidia_rebuild_allowed: true to have it rebuilt in the same run (what is in memory stays), or "
+            "set driver_nvidia_rebuild_allowed: true to have it rebuilt in the same run (the loaded one stays), or "
             f"false to leave it; then run {' && '.join(commands)} yourself",
         )
 

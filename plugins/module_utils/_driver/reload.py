@@ -1,6 +1,6 @@
-"""Unload the HCA driver, load the one on disk, and restore what was lost with it.
+"""Unload the HCA driver, load the one on disk, and restore the lost settings.
 
-The gate found nothing using the driver; a module in use anyway ends the reload, and what was unloaded by then is loaded
+The gate found nothing using the driver; if a module is in use anyway, the reload stops and loads the unloaded modules
 again.
 """
 
@@ -19,7 +19,7 @@ from ..hca.text import integer
 from ..hca.tree import Tree
 from .risk import PEERMEM, STACK
 
-# What a reload would lose, from before it until all of it is restored.
+# The settings that a reload loses, kept until all are restored.
 RECORD = RECORDS["driver_reload"]
 BOOT = "/proc/sys/kernel/random/boot_id"
 Run = Callable[[list[str]], tuple[int, str, str]]
@@ -35,13 +35,13 @@ class Command(NamedTuple):
 
 
 def plan(facts: dict, reloading: bool = True, outlived: Optional[str] = None, allowed: Optional[bool] = None) -> Plan:
-    """One change when memory and disk differ, or when an earlier reload has not restored everything.
+    """One change if memory and disk differ, or if an earlier reload has not restored everything.
 
     reloading: whether the driver may be reloaded; otherwise settings are only restored, if that is allowed. outlived:
-    why what an earlier reload has recorded is no longer to be restored.
+    why the record of an earlier reload no longer applies.
     """
     made, driver = Plan(), facts["driver"]
-    name, before = "settings of HCA interfaces", "as a reload that did not end left them"
+    name, before = "settings of HCA interfaces", "as an unfinished reload left them"
     if driver["agree"] is False and reloading:
         made.change("driver in memory", "reload", _describe(driver["loaded"]), _describe(driver["on_disk"]))
     elif "driver_reload" not in facts["unfinished"]:
@@ -80,7 +80,7 @@ def reload(tree: Tree, run: Run) -> None:
         taken: list[str] = []
         for name in names:
             if not tree.isdir(f"{paths.MODULE}/{name}"):
-                continue  # was removed together with its user
+                continue  # removed together with its user
             code, _out, error = run(["modprobe", "--remove", name])
             if code:
                 _load(run, reversed(taken))
@@ -97,7 +97,7 @@ def reload(tree: Tree, run: Run) -> None:
 
 def _load(run: Run, names) -> None:
     for name in names:
-        # Not every stack has every module of the one before it.
+        # The new stack may lack modules of the old one.
         code, _out, error = run(["modprobe", name])
         if code and "not found" not in error:
             raise Refused.because(f"module {name}", "loaded", error.strip(), "check the kernel's reason (dmesg | tail)")
@@ -115,7 +115,7 @@ def _must(answer: tuple[int, str, str], what: str, wanted: str) -> None:
 
 
 def restoration(tree: Tree, saved: dict[str, Any], present: dict[str, Optional[str]]) -> list[Command]:
-    """What differs from before. found: {MAC: the interface's current name, None while it is missing}."""
+    """Differences from before. found: {MAC: the interface's current name, None while it is missing}."""
     commands = []
     for entry in saved["virtual_functions"]:
         device = f"{paths.PCI}/{entry['address']}"
@@ -149,24 +149,24 @@ def _macs(tree: Tree, function: dict) -> list[str]:
 
 
 def _same_card(tree: Tree, function: dict) -> bool:
-    """Whether one of the interfaces that it had is on the function, as far as it has interfaces."""
+    """Whether the function has one of its former interfaces; True if it had none."""
     there, macs = _macs(tree, function), function.get("macs") or []
     return not (there and macs) or any(same_address(own, mac) for own in there for mac in macs)
 
 
 def outlived(tree: Tree) -> Optional[str]:
-    """Why a record is of the past: a boot sets everything up by the node's own configuration."""
+    """Why a record is obsolete: a boot sets everything up from the node's own configuration."""
     try:
         boot = json.loads(tree.read(RECORD) or "")["boot"]
     except KeyError:
         boot = None
     except (ValueError, TypeError):
-        return None  # damaged, which saved() says
+        return None  # damaged, which saved() reports
     return None if boot == tree.read(BOOT) else "of another boot"
 
 
 def saved(tree: Tree) -> Optional[dict[str, Any]]:
-    """What an earlier reload has recorded and not restored yet."""
+    """What an earlier reload recorded but has not restored yet."""
     text = tree.read(RECORD)
     if text is None:
         return None
@@ -175,13 +175,13 @@ def saved(tree: Tree) -> Optional[dict[str, Any]]:
         return {"netdevs": list(record["netdevs"]), "virtual_functions": list(record["virtual_functions"])}
     except (ValueError, KeyError, TypeError):
         step = "restore MTU, addresses and virtual functions by hand, remove the file and run again"
-        raise Refused.because(RECORD, "what a reload has to restore", "a damaged file", step) from None
+        raise Refused.because(RECORD, "the settings to restore after a reload", "a damaged file", step) from None
 
 
 def save(tree: Tree, root: str, restore: dict[str, Any]) -> dict[str, Any]:
-    """Record what has to be restored, with the boot and the cards that it is for.
+    """Record what to restore, with its boot and cards.
 
-    What an earlier reload of this boot recorded is how the node was, and stands first.
+    The record of an earlier reload of this boot has the original settings and takes precedence.
     """
     before = (None if outlived(tree) else saved(tree)) or {"netdevs": [], "virtual_functions": []}
     both: dict[str, Any] = {"boot": tree.read(BOOT)}
@@ -194,16 +194,16 @@ def save(tree: Tree, root: str, restore: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore(tree: Tree, root: str, kept: dict[str, Any], timeout: float, run: Run) -> None:
-    """Restore everything that can be, and only then name what cannot; the record goes when nothing is left."""
-    # Virtual functions first: their interfaces are among those that are waited for.
+    """Restore everything possible, then report the rest; the record goes when nothing is left."""
+    # Virtual functions first: their interfaces are among the awaited ones.
     failed = _carry_out(restoration(tree, {**kept, "netdevs": []}, {}), root, run)
     present = wait_for(tree, [netdev["mac"] for netdev in kept["netdevs"] if netdev["mac"]], timeout)
     failed += _carry_out(restoration(tree, {**kept, "virtual_functions": []}, present), root, run)
     missing = [netdev["name"] for netdev in kept["netdevs"] if not present.get(netdev["mac"])]
     if missing:
         step = (
-            "look at the kernel's own reason (dmesg | tail), and run again once they are there: what they were set to "
-            "is kept on the node until it boots"
+            "look at the kernel's reason (dmesg | tail), and run again once they are there: the node keeps their "
+            "settings until it boots"
         )
         failed.append(
             Finding(f"interfaces {', '.join(missing)}", f"back within {timeout} s of the reload", "missing", step)
@@ -226,7 +226,7 @@ def _carry_out(commands: list[Command], root: str, run: Run) -> list[Finding]:
             code, error = 1, refused.strerror or str(refused)
         if code:
             wanted = f"set to {command.text}" if command.path else "restored"
-            step = "fix the cause and run again: what has to be restored is kept on the node"
+            step = "fix the cause and run again: the node keeps the settings to restore"
             failed.append(Finding(obj, wanted, error.strip() or f"exit status {code}", step))
     return failed
 

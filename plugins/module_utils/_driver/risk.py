@@ -1,6 +1,6 @@
 """What a driver change would disturb on a node: users of the HCAs, devices on top of them, state that would be lost.
 
-Reads files below a root, like the facts; nothing is run. A list is empty when nothing was found, so the gate needs no
+Reads files below a root, like the facts; nothing is run. A list is empty if nothing was found, so the gate needs no
 special case for a small node.
 """
 
@@ -34,7 +34,7 @@ CONSUMERS = {
     "rnbd_client": "RDMA block device", "rtrs_core": "RDMA transport", "hfi1": "Omni-Path",
     "rdma_rxe": "software RoCE device", "siw": "software iWARP device",
 }  # fmt: skip
-# What a reload unloads, users before providers; these may also hold one another without blocking it.
+# Modules that a reload unloads, users before providers; they may hold one another without blocking it.
 STACK = (
     "mlx5_vdpa", "mlx5_fwctl", "mlx5_dpll", "ib_ipoib", "rdma_ucm", "rdma_cm", "iw_cm", "ib_cm", "ib_umad",
     "mlx5_ib", "ib_uverbs", "ib_core", "mlx5_core", "mlxdevm", "mlxfw", "mlx_compat",
@@ -49,7 +49,7 @@ _Table = list[routes.Route]
 
 
 def read(tree: Tree, facts: dict, software_hcas: bool = False, told: Optional[dict] = None) -> dict[str, Any]:
-    """Everything the gate needs besides the facts. told: what `devlink` answered; None where nobody was asked."""
+    """Everything the gate needs besides the facts. told: what `devlink` answered; None if it was not asked."""
     tree = tree.snapshot()
     kinds = ("pci", "software") if software_hcas else ("pci",)
     facts = {**facts, "hcas": [hca for hca in facts["hcas"] if hca["kind"] in kinds]}
@@ -74,9 +74,9 @@ def read(tree: Tree, facts: dict, software_hcas: bool = False, told: Optional[di
 
 
 def next_kernel(tree: Tree, facts: dict) -> Optional[dict[str, Any]]:
-    """The newest kernel that can boot, when it is not the running one: {release, has_stack}.
+    """The newest bootable kernel, if it is not the running one: {release, has_stack}.
 
-    has_stack is None when the running kernel uses the inbox driver too, so nothing would be lost.
+    has_stack is None if the running kernel uses the inbox driver too, so nothing would be lost.
     """
     disk = facts["driver"]["on_disk"]
     release = newest_kernel(tree)
@@ -89,7 +89,7 @@ def next_kernel(tree: Tree, facts: dict) -> Optional[dict[str, Any]]:
 
 
 def newest_kernel(tree: Tree) -> Optional[str]:
-    """The release with the highest version among those that have both an image in /boot and modules."""
+    """The highest release with both an image in /boot and modules."""
     releases = [
         release
         for release in tree.listdir("/lib/modules")
@@ -109,7 +109,7 @@ def hca_netdevs(facts: dict) -> list[str]:
 def loaded_modules(tree: Tree) -> dict[str, dict[str, Any]]:
     """{name: {refcount, holders}} of the loadable modules in the kernel that belong to the stack or use it.
 
-    refcount above the number of holders means users other than modules: open files, mounts, bound devices.
+    A refcount above the number of holders means users other than modules: open files, mounts, bound devices.
     """
     names = (*STACK, *PEERMEM, *CONSUMERS)
     wanted = {name for name in names if tree.isdir(f"{paths.MODULE}/{name}")}
@@ -152,7 +152,7 @@ def processes(tree: Tree) -> tuple[list[dict[str, Any]], set[str]]:
 def management(tree: Tree, ours: list[str], sockets: set[str], seams: Optional[Seams] = None) -> list[dict[str, str]]:
     """Management access that uses an HCA: [{netdev, via, why}].
 
-    Of the SSH servers' sockets both ends count: packets may leave another way than they came.
+    Both ends of the SSH servers' sockets count: packets may leave by another interface than they came.
     """
     table = routes.usable(tree)
     seams = seams or Seams.of(tree)
@@ -184,7 +184,7 @@ def named(tree: Tree, access: list[dict[str, str]]) -> list[dict[str, Any]]:
 
 
 def _ssh_ends(tree: Tree, sockets: set[str]) -> set[tuple[str, str]]:
-    """(own address, peer) of established connections that an SSH server holds, on whatever port."""
+    """(own address, peer) of established connections of SSH servers, on any port."""
     ends = set()
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (tree.read(path) or "").splitlines()[1:]:
@@ -203,7 +203,7 @@ def _route_to(table: _Table, address: Any) -> Optional[str]:
 
 
 def storage(tree: Tree, ours: list[str]) -> list[dict[str, str]]:
-    """What is mounted, or swapped to, through modules of the stack or over an HCA: [{mount, device, why}]."""
+    """Mounts and swap through modules of the stack or over an HCA: [{mount, device, why}]."""
     nvme_behind_stack = any(holder.startswith("nvme") for holder in tree.listdir(f"{paths.MODULE}/mlx_compat/holders"))
     table = routes.usable(tree)
     mounts = []
@@ -296,7 +296,7 @@ def _nvme_transports(tree: Tree, disk: str) -> set[str]:
 
 
 def _fabric_disk(tree: Tree, disk: str) -> Optional[str]:
-    """Why a SCSI disk is attached over RDMA, None when it does not."""
+    """How a SCSI disk is attached over RDMA, or None."""
     device = tree.realpath(f"/sys/class/block/{disk}/device")
     host = re.search(r"/(host\d+)/", device + "/")
     module = tree.read(f"/sys/class/scsi_host/{host.group(1)}/proc_name") if host else None
@@ -306,10 +306,10 @@ def _fabric_disk(tree: Tree, disk: str) -> Optional[str]:
 
 
 def virtual_functions(tree: Tree, facts: dict) -> list[dict[str, Any]]:
-    """Physical functions with VFs, and what a reload would lose of them.
+    """Physical functions with VFs, and the settings that a reload would lose.
 
-    `settings` is what MLNX_OFED and DOCA show below device/sriov/<n>. The inbox driver reports them by netlink
-    only: there it is None, unknown and so not restored.
+    `settings` is what MLNX_OFED and DOCA show below device/sriov/<n>. The inbox driver reports them only by netlink:
+    there it is None, unknown and so not restored.
     """
     functions = []
     for address, name, netdevs in _physical(tree, facts):
@@ -332,7 +332,7 @@ def virtual_functions(tree: Tree, facts: dict) -> list[dict[str, Any]]:
 
 
 def _physical(tree: Tree, facts: dict) -> list[tuple[str, str, list[str]]]:
-    """(PCI address, name, netdevs) of every physical function of the driver, with an RDMA device or without."""
+    """(PCI address, name, netdevs) of every physical function of the driver, with or without an RDMA device."""
     functions = {
         hca["pci"]["address"]: (hca["name"], [netdev["name"] for netdev in hca["netdevs"]])
         for hca in facts["hcas"]
@@ -345,20 +345,20 @@ def _physical(tree: Tree, facts: dict) -> list[tuple[str, str, list[str]]]:
     return [(address, name, netdevs) for address, (name, netdevs) in functions.items()]
 
 
-# Parameters of mlx5 with the value that a driver starts with: mlx5_devlink_set_params_init_values() and its kin in
+# Parameters of mlx5 with the driver's initial value: mlx5_devlink_set_params_init_values() and its kin in
 # core/devlink.c of the kernel and of OFED; esw_multiport: Documentation/networking/devlink/mlx5.rst.
 _PARAMETERS = {"enable_roce": True, "enable_rdma": True, "enable_eth": True, "enable_vnet": True,
                "enable_remote_dev_reset": True, "esw_multiport": False, "esw_port_metadata": True,
                "esw_pet_insert": False, "fdb_large_groups": 15, "io_eq_size": 1024, "event_eq_size": 4096,
                "num_doorbells": 8}  # fmt: skip
-# It starts with what the card can do, so only a kernel that reports the default (6.19) shows a change; ct_: of OFED,
-# used in switchdev mode only, which is a reason by itself.
+# Starts with the card's capability, so only a kernel that reports the default (6.19) shows a change; ct_: of OFED, used
+# only in switchdev mode, which is a reason by itself.
 _OF_CARD = ("flow_steering_mode", "max_macs", "hairpin_num_queues", "hairpin_queue_size",
             "ct_action_on_nat_conns", "ct_labels_mapping", "ct_max_offloaded_conns")  # fmt: skip
 
 
 def devlink(run: Callable[[list[str]], tuple[int, str, str]], tree: Tree, facts: dict) -> Optional[dict]:
-    """{PCI address: [what a new driver would not have]}, asked of devlink; None where it does not answer."""
+    """{PCI address: [settings that a new driver would lack]} from devlink; None if it does not answer."""
     lost: dict[str, list[str]] = {}
     try:
         code, out, _error = run(["devlink", "-j", "dev", "param", "show"])
@@ -379,9 +379,9 @@ def devlink(run: Callable[[list[str]], tuple[int, str, str]], tree: Tree, facts:
 
 
 def switched(tree: Tree, facts: dict, told: dict[str, list[str]]) -> list[dict[str, Any]]:
-    """What of the embedded switch exists only in the running driver: [{hca, address, evidence: [names]}].
+    """State of the embedded switch that exists only in the running driver: [{hca, address, evidence: [names]}].
 
-    Sub-functions, with or without an RDMA device, representors, and what devlink told; in switchdev mode a port has no
+    Sub-functions, with or without an RDMA device, representors, and devlink's answer; in switchdev mode a port has no
     GIDs.
     """
     below_pci: dict[Optional[str], list[str]] = {}
@@ -424,7 +424,7 @@ def settings(tree: Tree, facts: dict) -> list[dict[str, Any]]:
         for netdev in hca["netdevs"]:
             base = f"{paths.NET}/{netdev['name']}"
             if not tree.readlink(f"{base}/device") or netdev.get("parent"):
-                continue  # a bond that is the netdev of its HCA outlives the driver; a child is upon its parent
+                continue  # a bond that is the netdev of its HCA outlives the driver; a child goes with its parent
             children = [other["name"] for other in hca["netdevs"] if other.get("parent") == netdev["name"]]
             uppers = [entry[len("upper_") :] for entry in tree.listdir(base) if entry.startswith("upper_")]
             flags = integer(tree.read(f"{base}/flags")) or 0
@@ -468,7 +468,7 @@ def _pod_uids(tree: Tree, directory: str, depth: int = 2) -> Iterator[str]:
             yield from _pod_uids(tree, f"{directory}/{entry}", depth - 1)
 
 
-# Containers and pods with which a cluster operator owns a driver on this node, and the object to edit.
+# Containers and pods by which a cluster operator owns a driver on this node, and the object to edit.
 _OPERATORS = (
     (
         "NVIDIA Network Operator",

@@ -24,7 +24,7 @@ _SOURCES = {
 def read(
     tree: Tree, facts: dict, seams: Seams, run: Callable[[list[str]], tuple[int, str, str]], ask_origins: bool = False
 ) -> dict[str, Any]:
-    """ask_origins: also where packages came from, which takes the package manager a second."""
+    """ask_origins: also read the origins of packages, which takes the package manager a second."""
     tree = tree.snapshot()
     kind = packages.manager(facts["node"])
     installed, held, unfinished = _packages(tree, kind, seams)
@@ -49,7 +49,7 @@ def read(
 
 
 def _text(tree: Tree, path: str) -> str | None:
-    """A file unstripped: Tree.read strips, and these are compared with what would be written."""
+    """A file unstripped: Tree.read strips, and these are compared with the text to write."""
     data = tree.read_bytes(path)
     return None if data is None else data.decode("utf-8", "replace")
 
@@ -86,7 +86,7 @@ def _foreign(tree: Tree, kind: str | None) -> Iterator[str]:
 
 
 def _enabled(tree: Tree) -> Iterator[tuple[str, str]]:
-    """(id, text) of each section of dnf's repository files that is not switched off."""
+    """(id, text) of each section of dnf's repository files that is enabled."""
     directory, (ending,) = _SOURCES[packages.DNF]
     for name in tree.listdir(directory) if tree.isdir(directory) else ():
         if name.endswith(ending):

@@ -1,7 +1,7 @@
 """Trial of a driver installation before it touches the node.
 
-In a folder of its own, with the node's sources plus the new one: apt-get --simulate or dnf --assumeno say what would be
-installed and removed, the signature is checked, and the real dkms builds the base module. So a wrong key, a missing
+In a separate folder, with the node's sources plus the new one: apt-get --simulate or dnf --assumeno report what would
+be installed and removed, the signature is checked, and the real dkms builds the base module. So a wrong key, a missing
 version or a failing build does not cost the node its driver.
 """
 
@@ -82,14 +82,14 @@ class Trial:
         return os.path.join(self.directory, name)
 
     def _source(self, folder: str, repository: dict, wanted: dict) -> None:
-        """The repository file, and the key beside it."""
+        """The repository file, and the key next to it."""
         write(self._path("key.asc"), repository.get("key") or "")
         text = packages.repository_file(self.kind, repository, f"{wanted['flavor']} {wanted['version']}")
         path = self._path(os.path.join(folder, os.path.basename(packages.REPOSITORIES[self.kind])))
         write(path, text.replace(packages.KEYS[self.kind], self._path("key.asc")))
 
     def _refuse_removal(self, names: list[str], removed: set[str]) -> None:
-        """Parts of a driver stack may go, nothing else."""
+        """Only parts of a driver stack may be removed."""
         removed = {name for name in removed if not packages.stack_packages({name: ""})}
         if removed:
             raise Refused.because(
@@ -194,7 +194,7 @@ class AptTrial(Trial):
         return chosen
 
     def _simulate(self, names: list[str], pins: Optional[str]) -> dict[str, str]:
-        """{name: version} of what would be installed. pins: what allows a downgrade."""
+        """{name: version} of what would be installed. pins: allow a downgrade."""
         flags = []
         if pins:
             write(self._path("preferences"), pins)
@@ -227,7 +227,7 @@ class AptTrial(Trial):
 
 
 class DnfTrial(Trial):
-    """What is downloaded here stays in dnf's cache for the installation."""
+    """The download stays in dnf's cache for the installation."""
 
     kind = packages.DNF
 
@@ -244,7 +244,7 @@ class DnfTrial(Trial):
         self._source("repos", repository, wanted)
         exact = dict.fromkeys(names, f"{wanted['version']}*")
         chosen = [packages.pinned(self.kind, name, exact[name]) for name in names]
-        # A downgrade takes installed packages only, so what builds need is asked for on its own.
+        # A downgrade only takes installed packages, so build dependencies are resolved separately.
         for some, back in ((tools, False), (chosen, downgrade)):
             if some:
                 command = packages.install_command(self.kind, some, back)
@@ -263,7 +263,7 @@ class DnfTrial(Trial):
         return exact, [archive for archive in archives if os.path.basename(archive).startswith(base)]
 
     def _signatures(self, archives: list[str], repository: dict) -> None:
-        """Each package is signed by the accepted key: rpmkeys accepts an unsigned one, so its words are read too."""
+        """Each package is signed by the accepted key: rpmkeys accepts an unsigned one, so its output is read too."""
         database = ["rpmkeys", "--dbpath", self._path("rpmdb")]
         code, _out, error = self._run([*database, "--import", self._path("key.asc")])
         if code:
@@ -308,7 +308,7 @@ def build_failed(
 
 
 def _identity(conf: str) -> tuple[str, str]:
-    """Name and version in a dkms.conf, which is a shell script; the directory's name where they are computed."""
+    """Name and version in a dkms.conf, which is a shell script; the directory's name if they are computed."""
     with open(conf, encoding="utf-8", errors="replace") as stream:
         text = stream.read()
     named = dict(re.findall(r"""^PACKAGE_(NAME|VERSION)=["']?([^"'$\s]+)["']?\s*$""", text, re.MULTILINE))
@@ -317,7 +317,7 @@ def _identity(conf: str) -> tuple[str, str]:
 
 
 def _impossible(names: list[str], text: str) -> Refused:
-    """Why packages cannot be installed: one that nobody has, or what the package manager says."""
+    """Why packages cannot be installed: one is missing everywhere, or the package manager's message."""
     missing = [next(filter(None, groups)) for groups in _MISSING.findall(text)]
     for name in missing:
         headers = re.match(r"(?:linux-headers|kernel(?:-\w+)?-devel)-(.*)", name)
@@ -328,10 +328,10 @@ def _impossible(names: list[str], text: str) -> Refused:
                 "no such package in the archives of this node",
                 "add the archive that has it (archives drop old kernels), or boot a kernel whose headers are available",
             )
-    step = "correct driver_version or driver_repository_url, or resolve the conflict that is named"
+    step = "correct driver_version or driver_repository_url, or resolve the reported conflict"
     if "dkms" in missing:
         step = packages.EPEL
-    return Refused.because(f"packages {' '.join(names)}", "installable beside the node's packages", last(text), step)
+    return Refused.because(f"packages {' '.join(names)}", "installable with the node's packages", last(text), step)
 
 
 def _unsigned(what: str, repository: dict, seen: str) -> Refused:
@@ -346,7 +346,7 @@ def _unsigned(what: str, repository: dict, seen: str) -> Refused:
 
 
 def _altered(what: str, text: str) -> Optional[Refused]:
-    """None where no checksum is in the way."""
+    """None unless a checksum is wrong."""
     if not _HASH_TROUBLE.search(text):
         return None
     return Refused.because(

@@ -1,7 +1,7 @@
-"""Which kernel boots next, and whether it has what it needs: its own file, an initramfs image, modules.
+"""The kernel that boots next, and whether it has what it needs: its file, an initramfs image, modules.
 
-Reads what GRUB reads: grub.cfg with its menus, grubenv, and the entries below /boot/loader/entries. Of a node without
-GRUB the newest kernel of /boot is looked at.
+Reads what GRUB reads: grub.cfg with its menus, grubenv, and the entries below /boot/loader/entries. On a node without
+GRUB the newest kernel of /boot counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..hca.tree import Tree
 
 _GRUB = ("/boot/grub", "/boot/grub2")
 _ENTRIES = "/boot/loader/entries"
-# A path of a boot loader is one of its partition, which is mounted at one of these or is the root itself.
+# A boot loader's paths are relative to its partition, which is mounted at one of these or is the root itself.
 _MOUNTS = ("", "/boot", "/boot/efi", "/efi")
 _MENU = re.compile(r"""(menuentry|submenu)\s+(?:'([^']*)'|"([^"]*)")(.*)\{$""")
 _ID = re.compile(r"""(?:\$menuentry_id_option|--id)\s+['"]?([^'"\s{]+)""")
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 def gate(tree: Tree, cluster: dict) -> dict:
-    """What is to be known before a reboot, as node_facts returns it. cluster: what the node is in one."""
+    """The state before a reboot, as node_facts returns it. cluster: the node's membership in one."""
     findings, unknown = judge(tree)
     return {
         "findings": [as_dict(finding) for finding in findings],
@@ -46,7 +46,7 @@ def gate(tree: Tree, cluster: dict) -> dict:
 
 
 def _record(tree: Tree) -> Optional[dict]:
-    """What was written before a reboot; of a file that was cut short it is known only that there was one."""
+    """The record from before a reboot; a truncated file only proves that there was one."""
     text = tree.read(RECORDS["reboot"])
     if text is None:
         return None
@@ -59,7 +59,7 @@ def _record(tree: Tree) -> Optional[dict]:
 
 
 def judge(tree: Tree) -> tuple[list[Finding], list[str]]:
-    """(what the kernel that boots next lacks, what could not be looked at)."""
+    """(what the kernel that boots next lacks, what could not be read)."""
     tree = tree.snapshot()
     entry, source = _next(tree)
     if entry is None or not entry.kernel:
@@ -67,7 +67,7 @@ def judge(tree: Tree) -> tuple[list[Finding], list[str]]:
     version = entry.version or _version(entry.kernel)
     lacking = [f"{path} is missing or empty" for path in (entry.kernel, *entry.images) if not _there(tree, path)]
     if not entry.images:
-        lacking.append("the entry names no image")
+        lacking.append("the entry has no image")
     modules = [f"{lib}/modules/{version}/modules.dep" for lib in ("/lib", "/usr/lib")]
     if version and not any(_size(tree, path) for path in modules):
         lacking.append(f"{modules[0]} is missing or empty")
@@ -76,7 +76,7 @@ def judge(tree: Tree) -> tuple[list[Finding], list[str]]:
         return [], unknown
     step = (
         f"build the image (update-initramfs -c -k {version}, or dracut --force and its path), or install the kernel's "
-        "packages again, make room in /boot first where it is full, or choose another kernel as the default; then run "
+        "packages again, make room in /boot first if it is full, or choose another kernel as the default; then run "
         "again"
     )
     obj = f"kernel {version or entry.kernel}, which boots next ({source})"
@@ -84,7 +84,7 @@ def judge(tree: Tree) -> tuple[list[Finding], list[str]]:
 
 
 def _next(tree: Tree) -> tuple[Optional[Entry], str]:
-    """(the entry that boots next, the file that says so); (None, why) where that cannot be told."""
+    """(the entry that boots next, the file that says so); (None, why) if that is unknown."""
     for folder in _GRUB:
         text = tree.read(f"{folder}/grub.cfg")
         if text is None:
@@ -109,7 +109,7 @@ def _next(tree: Tree) -> tuple[Optional[Entry], str]:
     version = kernels[-1].partition("-")[2]
     names = (f"initrd.img-{version}", f"initramfs-{version}.img", f"initrd-{version}")
     images = tuple(f"/boot/{name}" for name in names if name in tree.listdir("/boot"))
-    return Entry((), f"/boot/{kernels[-1]}", images, version), "the newest of /boot, as there is no grub.cfg"
+    return Entry((), f"/boot/{kernels[-1]}", images, version), "the newest in /boot, without a grub.cfg"
 
 
 def _menu(text: str) -> list[Entry]:
@@ -154,7 +154,7 @@ def _loader_entries(tree: Tree) -> list[Entry]:
             words = line.split()
             if words and not words[0].startswith("#"):
                 said.setdefault(words[0], []).extend(words[1:])
-        # tuned's $tuned_initrd and the like: variables of grubenv, most often empty.
+        # tuned's $tuned_initrd and the like: variables of grubenv, usually empty.
         images = tuple(word for word in said.get("initrd", ()) if not word.startswith("$"))
         kernel, version = (next(iter(said.get(key, ())), None) for key in ("linux", "version"))
         title = " ".join(said.get("title", ()))
@@ -163,7 +163,7 @@ def _loader_entries(tree: Tree) -> list[Entry]:
 
 
 def _default(text: str, environment: str) -> str:
-    """The default entry: an index, an identifier or a title; of submenus one each, with > in between."""
+    """The default entry: an index, an identifier or a title; for submenus one each, separated by >."""
     saved = dict(line.split("=", 1) for line in environment.splitlines() if "=" in line)
     if "next_entry" in text and saved.get("next_entry"):
         return saved["next_entry"]
@@ -173,7 +173,7 @@ def _default(text: str, environment: str) -> str:
 
 
 def _chosen(entries: list[Entry], wanted: str) -> Optional[Entry]:
-    """As GRUB does it: what is not found is the first, and a submenu starts its own first."""
+    """Like GRUB: if nothing matches, the first entry boots, also within a submenu."""
     first, _more, rest = wanted.partition(">")
     named = next((entry for entry in entries if first in entry.names or wanted in entry.names), None)
     if named is None and first.isdecimal() and int(first) < len(entries):
@@ -189,7 +189,7 @@ def _version(kernel: str) -> Optional[str]:
 
 def _there(tree: Tree, path: str) -> bool:
     places = [f"{mount}{path}" for mount in _MOUNTS]
-    # Of a Btrfs subvolume the loader's path begins with the subvolume's name.
+    # On a Btrfs subvolume the loader's path begins with the subvolume's name.
     places.append(f"/boot/{path.rpartition('/')[2]}")
     return any(_size(tree, place) for place in places)
 

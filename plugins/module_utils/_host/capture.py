@@ -23,16 +23,16 @@ ZERO_GID = ":".join(["0000"] * 8)
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
 _MODULE_FILE = re.compile(r"\.ko(\.(xz|zst|gz))?$")
 _MODULE_FIELDS = ("version", "srcversion", "build_id", "license", "depends", "vermagic", "intree")
-# What facts read from a package database or depmod's files; the rest of these lists stays private.
+# The parts of a package database and of depmod's files that facts read; the rest stays private.
 _PACKAGES = re.compile(
     r"doca|mlnx|mellanox|ofed|ofa_kernel|rdma|verbs|perftest|infiniband|nvidia|^efa$|psm2", re.IGNORECASE
 )
-# Links that depend on the reading process: kept as the folders they appear to be.
+# Links that depend on the reading process: kept as the folders that they appear to be.
 _OF_THE_READER = ("/proc/self", "/proc/net")
 
 
 def recording_seams(seams):
-    """(seams that answer like the given ones, dictionary that fills with the answers)."""
+    """(seams that answer like the given ones, dictionary that records the answers)."""
     names = ("addresses", "machine", "rpm", "routes", "rules", "sessions")
     answers = {"modinfo": {}, "qos": {}, **dict.fromkeys(names)}
 
@@ -97,7 +97,7 @@ def describe(facts):
 
 
 class _Material:
-    """What a recording touched, sorted into the sections of a fixture, with every link on the way to it."""
+    """Everything that a recording read, sorted into the sections of a fixture, with every link on the way."""
 
     def __init__(self, tree, asked, answers):
         self.tree = tree
@@ -131,7 +131,7 @@ class _Material:
         }
 
     def _place(self, path, follow=True):
-        """The path with links resolved, each link noted; None when there is nothing. follow: the last component too."""
+        """The path with links resolved, each link recorded; None if it is absent. follow: the last component too."""
         parts, real, budget = path.strip("/").split("/"), "", _LINKS_MAX
         while parts:
             part = parts.pop(0)
@@ -179,7 +179,7 @@ class _Material:
             self.files[real] = data
 
     def _refusal(self, real):
-        """Name of the error that reading a file raises; None when it is readable by now."""
+        """Name of the error that reading a file raises; None if it is readable by now."""
         try:
             descriptor = os.open(self.prefix + real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -205,7 +205,7 @@ class _Material:
             self.repeat.append({"path": f"{real}/{{n}}", "from": start, "to": end, "content": ZERO_GID})
 
     def _listing(self, path):
-        """What a listing shows beyond what was read by name: links of sysfs, which represent devices."""
+        """The entries of listings that were not read by name: links of sysfs, which represent devices."""
         real = self._place(path)
         if real is None or not os.path.isdir(self.prefix + real):
             return
@@ -235,7 +235,7 @@ class _Material:
                 self.mtimes[real] = int(status.st_mtime)
 
     def _forget_plain_processes(self):
-        """Leave out every process of which only its network namespace, init's, is known."""
+        """Leave out every process of which only the network namespace, that of init, is known."""
         # Without permission to read init's namespace we use our own, as the facts do.
         own = self.links.get("/proc/1/ns/net") or self.links.get("/proc/self/ns/net")
         known = {path.split("/")[2] for path in self.files if path.startswith("/proc/")} | {"1"}
@@ -264,7 +264,7 @@ def holes(used, count):
             start = None
 
 
-# Files of this collection are kept verbatim; of others, these rules keep what facts read.
+# Files of this collection are kept verbatim; in others these rules keep what facts read.
 _RULES = (
     (re.compile(r"^/proc/cmdline$"), kept_words.command_line),
     (re.compile(r"/modprobe\.d/[^/]+$"), kept_words.modprobe),
@@ -276,7 +276,7 @@ _RULES = (
 
 
 def trimmed(path, data):
-    """A file's content without what no fact needs: other packages, other modules, settings that may be secrets."""
+    """A file's content without the parts that no fact needs: other packages, modules, settings that may be secrets."""
     if path == "/var/lib/dpkg/status":
         stanzas = [stanza for stanza in data.decode("utf-8", "replace").split("\n\n") if stanza]
         kept = [stanza for stanza in stanzas if _PACKAGES.search(stanza.partition("\n")[0][len("Package: ") :])]
@@ -288,7 +288,7 @@ def trimmed(path, data):
         lines = data.decode("utf-8", "replace").splitlines()
         return "".join(f"{line}\n" for line in lines if kept_words.MODULE.search(_stem(line))).encode()
     if path.endswith("/mountinfo"):
-        # Only mounts of namespaces; the others name disks and file servers.
+        # Only mounts of namespaces; the others reveal disks and file servers.
         return b"".join(line + b"\n" for line in data.splitlines() if b" net:[" in line)
     if path == routes.IPV6:
         # Default routes, with a made-up gateway.
@@ -359,7 +359,7 @@ def encoded(fixture):
 
 
 def _text(path, data):
-    """Content as text, when writing it again with one newline at the end gives the same bytes; else None."""
+    """Content as text, if writing it again with one newline at the end gives the same bytes; else None."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -374,7 +374,7 @@ def _text(path, data):
 
 
 def fold(section):
-    """{path: value} with the paths of one folder gathered below it, which keeps a fixture short and readable."""
+    """{path: value} with the paths of a folder grouped below it, which keeps a fixture short and readable."""
     folders = {}
     for path, value in section.items():
         folder, name = os.path.split(path)

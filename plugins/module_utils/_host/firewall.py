@@ -1,4 +1,4 @@
-"""Which firewall runs on a node, and which of its rules are there; whether a port is open is _host.reach's to say."""
+"""The firewall that runs on a node, and its rules; _host.reach finds out whether a port is open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .networks import netdevs
 
 RECORD = "/var/lib/gpufabric-rdma/firewall.json"
 UFW, FIREWALLD, NFTABLES = "ufw", "firewalld", "nftables"
-# The first ufw that can name VRRP in a rule: https://launchpad.net/bugs/1996636
+# The first ufw that accepts VRRP in a rule: https://launchpad.net/bugs/1996636
 _UFW_WITH_VRRP = (0, 36, 2)
 _TUPLE = re.compile(
     r"^### tuple ### (route:)?allow (\S+) (\S+) (?:0\.0\.0\.0/0|::/0) any (\S+) in(?: |$)", re.MULTILINE
@@ -22,7 +22,7 @@ _TUPLE = re.compile(
 
 
 def info(tree: Tree, run: Callable) -> dict:
-    """What the module firewall_info returns of a node: see its documentation. run(argv): exit status, output, error."""
+    """The result of the module firewall_info: see its documentation. run(argv): exit status, output, error."""
     addresses = {name: netdev["addresses"] for name, netdev in netdevs(tree).items()}
     names = {route.netdev for route in usable(tree) if route.default and route.network.version == 4}
     own = [(name, text) for name in sorted(names) for text in addresses.get(name, ()) if ":" not in text]
@@ -69,7 +69,7 @@ def _tool(tree: Tree, run: Callable) -> Optional[str]:
 
 
 def _recorded(tree: Tree) -> list[dict]:
-    """Rules that we opened. A record that is not ours proves nothing."""
+    """Rules that we added. A foreign record proves nothing."""
     rules = recorded(tree, RECORD).get("rules")
     return [rule for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
 
@@ -79,7 +79,7 @@ def _names_vrrp(said: str) -> bool:
     return version is not None and tuple(int(part or 0) for part in version.groups()) >= _UFW_WITH_VRRP
 
 
-# A rule as [kind (port, protocol, trust or route), source, protocol, ports, zone]: what makes two the same.
+# A rule as [kind (port, protocol, trust or route), source, protocol, ports, zone]: its identity.
 
 
 def ufw_rules(text: str) -> list[list[str]]:
@@ -92,7 +92,7 @@ def ufw_rules(text: str) -> list[list[str]]:
 
 
 def firewalld_rules(zone: str, text: str) -> list[list[str]]:
-    """What a zone's file opens for a source, now and at boot."""
+    """The ports that a zone's file opens for a source, now and at boot."""
     try:
         top = ElementTree.fromstring(text)
     except ElementTree.ParseError:

@@ -1,11 +1,11 @@
-"""Values in the firmware of HCAs against those that a user states: read, written once, judged by what is then in use.
+"""Values in the firmware of HCAs against those that a user states: read, written once, judged by the values in use.
 
 `read` asks mstconfig; `plan` is pure. A key has three values: the default, the current one
-that the firmware runs with, and the next one in flash. Which reset brings the next one into use is published for no
-key. So a value is written once and one reboot is asked for, on record: what that leaves is a finding, and no second
-attempt.
+that the firmware runs with, and the next one in flash. No source says
+which reset a key needs. So a value is written and recorded once, and one reboot is requested: a value that is then not
+in use is a finding, without a second attempt.
 
-Source: mlxconfig/mlxcfg_ui.cpp of mstflint 4.21 and 4.31, for what is printed and taken.
+Source: mlxconfig/mlxcfg_ui.cpp of mstflint 4.21 and 4.31, for output and input.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..hca import Tree, paths, pci
 ALL = "all"
 WANTED = "a mapping of all, or of PCI addresses in quotes, to mappings of keys such as ATS_ENABLED to values"
 MODE = 0o600
-RESET = "from a reset on whose level is unknown: one reboot is tried, and what that leaves takes a power cycle"
+RESET = "from a reset on whose level is unknown: one reboot is tried, and values still not in use need a power cycle"
 _PROGRAMS = ("mstconfig", "mlxconfig")
 _KEY = re.compile(r"[A-Z][A-Za-z0-9_]{0,63}(\[[0-9]{1,4}\])?")
 _VALUE = re.compile(r"[A-Za-z0-9_.+:-]{1,64}")
 _COLUMNS = {"default": "Default", "current": "Current", "next": "Next Boot"}
-# A star marks a next value that is not the default or not current; RO what cannot be set.
+# A star marks a next value that is not the default or not current; RO a value that cannot be set.
 _ROW = re.compile(r"[* ](RO)?\s+([A-Z]\S*)\s+(\S.*)")
 # In 4.21 a value of 16 characters touches the next one.
 _STATE = re.compile(r"[^\s()]+\([0-9]+\)|\S+")
@@ -40,7 +40,7 @@ _BEFORE = f"{paths.OWN_FIRMWARE}/before.json"
 
 
 class Value(NamedTuple):
-    """A key of an HCA. wanted: as it is written. tried: the boot in which this value was written; None if never."""
+    """A key of an HCA. wanted: as written. tried: the boot in which this value was written; None if never."""
 
     key: str
     wanted: str
@@ -55,7 +55,7 @@ class Value(NamedTuple):
 
     @property
     def used(self) -> bool | None:
-        """None where the firmware does not report what it runs with."""
+        """None if the firmware does not report the current value."""
         return None if self.current is None else same(self.wanted, self.current)
 
     @property
@@ -65,7 +65,7 @@ class Value(NamedTuple):
 
 
 def malformed(stated: Any) -> bool:
-    """Whether the option is not as WANTED. YAML takes an address without quotes for a number."""
+    """Whether the option is not as WANTED. YAML reads an address without quotes as a number."""
     return not isinstance(stated, Mapping) or not all(
         isinstance(place, str)
         and (place == ALL or pci.ADDRESS.match(pci.full(place)))
@@ -77,12 +77,12 @@ def malformed(stated: Any) -> bool:
 
 
 def _written(values: Mapping) -> dict[str, str]:
-    """Values as mstconfig takes them."""
+    """Values as mstconfig accepts them."""
     return {str(key): str(int(value)) if isinstance(value, bool) else str(value) for key, value in values.items()}
 
 
 def same(wanted: str, seen: str) -> bool:
-    """By the number in brackets; a name by what stands before it."""
+    """By the number in brackets; a name by the text before it."""
     if not re.fullmatch(r"[0-9]+|0[xX][0-9a-fA-F]+", wanted):
         return seen.partition("(")[0].lower() == wanted.lower()
     number = _NUMBER.fullmatch(seen)
@@ -99,7 +99,7 @@ def chosen(facts: dict, stated: Mapping, made: Plan) -> dict[str, dict[str, str]
     for address in sorted(named.keys() - {*there}):
         seen = f"no such function; those here: {listing(sorted(there)) or 'none'}"
         step = "correct the address in fabric_firmware, or set it only for the hosts that have it"
-        made.finding(f"{_OBJECT}{address}", "a physical function with firmware of NVIDIA", seen, step)
+        made.finding(f"{_OBJECT}{address}", "a physical function with NVIDIA firmware", seen, step)
     values = {address: {**_written(stated.get(ALL, {})), **own} for address, own in named.items() if address in there}
     slots = {pci.slot(address) for address in named}
     for address in sorted(able, key=pci.order) if ALL in stated else ():
@@ -114,7 +114,7 @@ def chosen(facts: dict, stated: Mapping, made: Plan) -> dict[str, dict[str, str]
     return values
 
 
-# --- what a node answers ----------------------------------------------------------------------------------------------
+# --- reading a node ---------------------------------------------------------------------------------------------------
 
 
 def read(tree: Tree, run: Callable, facts: dict, stated: Mapping) -> dict:
@@ -140,7 +140,7 @@ def _record(address: str) -> str:
 
 
 def _answer(run: Callable, argv: list[str], keys: list[str]) -> dict:
-    """A key that the firmware does not know fails the query of all: then each is asked for by itself."""
+    """An unknown key fails the query of all keys: then each one is queried separately."""
     code, out, error = run([*argv, "-e", "q", *keys])
     values = parsed(out, keys) if code == 0 else {}
     if len(values) == len(keys):
@@ -157,7 +157,7 @@ def _why(code: int, out: str, error: str) -> str:
 
 
 def parsed(text: str, keys: list[str]) -> dict[str, dict]:
-    """What mstconfig -e q prints of these keys; None for a column that the firmware does not have."""
+    """What mstconfig -e q prints for these keys; None for a column that the firmware does not have."""
     columns: list[str] = []
     values = {}
     for line in text.splitlines():
@@ -171,12 +171,12 @@ def parsed(text: str, keys: list[str]) -> dict[str, dict]:
     return {key: state for key, state in values.items() if state["next"]}
 
 
-# --- what follows -----------------------------------------------------------------------------------------------------
+# --- planning ---------------------------------------------------------------------------------------------------------
 
 
 def plan(facts: dict, stated: Mapping, allowed: bool | None, root: str, made: Plan) -> None:
-    """Adds to the plan. facts: with `firmware` (see read) where it was asked for. allowed: None stops where a value
-    differs, False leaves it.
+    """Adds to the plan. facts: with `firmware` (see read) if requested. allowed: None fails if a value differs, False
+    leaves it.
     """
     if not stated:
         return
@@ -201,7 +201,7 @@ def plan(facts: dict, stated: Mapping, allowed: bool | None, root: str, made: Pl
         values = _values(answer, address, keys, allowed, made)
         unset = [value for value in values if not value.taken and value.tried is None]
         _judge(address, values, boot, allowed, made)
-        # A next value that somebody else has written gets its one reboot, too.
+        # A next value that something else wrote also gets its one reboot.
         first = unset + [value for value in values if value.taken and value.used is False and value.tried is None]
         for value in unset:
             before.setdefault(address, {}).setdefault(value.key, value.next)
@@ -216,14 +216,14 @@ def plan(facts: dict, stated: Mapping, allowed: bool | None, root: str, made: Pl
 
 
 def answered(facts: dict, stated: Mapping) -> dict[str, list[Value]]:
-    """{object: values} of what the HCAs answered, where they were asked."""
+    """{object: values} of the HCAs' answers, if they were asked."""
     answer = facts.get("firmware") or {}
     hcas = chosen(facts, stated, Plan()) if answer.get("program") else {}
     return {f"{_OBJECT}{address}": _values(answer, address, keys, False, Plan()) for address, keys in hcas.items()}
 
 
 def _values(answer: dict, address: str, keys: dict[str, str], allowed: bool | None, made: Plan) -> list[Value]:
-    """What the HCA answered; what it did not answer is said."""
+    """The HCA's answers; reports the missing ones."""
     there, tried, values = answer["hcas"][address], answer["tried"].get(address, {}), []
     for key, wanted in keys.items():
         state = there["values"].get(key)
@@ -233,7 +233,7 @@ def _values(answer: dict, address: str, keys: dict[str, str], allowed: bool | No
         elif state and state["read_only"] and not same(wanted, state["next"]):
             why = f"{key} is {state['next']} and read-only"
         if why:
-            step = f"{answer['program']} -d {address} q shows what there is; take {key} out of fabric_firmware here"
+            step = f"{answer['program']} -d {address} q lists the keys; take {key} out of fabric_firmware here"
             _say(made, allowed, f"{_OBJECT}{address}", (f"a value of {key}", why), step)
             continue
         attempt = tried.get(key) or {}
@@ -243,11 +243,11 @@ def _values(answer: dict, address: str, keys: dict[str, str], allowed: bool | No
 
 
 def _judge(address: str, values: list[Value], boot: str, allowed: bool | None, made: Plan) -> None:
-    """What is wrong with the values of an HCA, and whether a reboot is to bring them into use."""
+    """Problems with the values of an HCA, and whether a reboot should bring them into use."""
     obj = f"{_OBJECT}{address}"
     unset = [value for value in values if not value.taken and value.tried is None]
     if unset and not allowed:
-        step = f"set fabric_firmware_allowed: true to write it, which counts {RESET}; or false to leave it"
+        step = f"set fabric_firmware_allowed: true to write it, which takes effect {RESET}; or false to leave it"
         _say(made, allowed, obj, (_listed(unset), _told(unset)), step)
     refused = [value for value in values if not value.taken and value.tried is not None]
     if refused:
@@ -256,7 +256,7 @@ def _judge(address: str, values: list[Value], boot: str, allowed: bool | None, m
     left = [value for value in values if value.taken and value.used is False and value.tried not in (None, boot)]
     if left:
         seen = f"{_told(left)}; the node has been rebooted since that was written"
-        step = "switch the power of the node off and on, and run again"
+        step = "power-cycle the node, and run again"
         _say(made, allowed, obj, (f"{_listed(left)} in use", seen), step)
     due = [value for value in values if value.used is not True and value not in refused + left]
     due = [value for value in due if value.used is False or value.tried == boot or not value.taken]
@@ -265,14 +265,14 @@ def _judge(address: str, values: list[Value], boot: str, allowed: bool | None, m
     elif due and not unset:
         made.notes.append(f"the {obj} runs with {_listed(due)} only {RESET}")
     made.not_verified += [
-        f"{obj}: {value.key} is {value.next} for the next boot, and the firmware does not report what it runs with"
+        f"{obj}: {value.key} is {value.next} for the next boot, and the firmware does not report its current value"
         for value in values
         if value.taken and value.used is None
     ]
 
 
 def _say(made: Plan, allowed: bool | None, obj: str, states: tuple[str, str], step: str) -> None:
-    """A finding, which stops the run; with False the run goes on, and is told. states: wanted, seen."""
+    """A finding, which stops the run; with False only a note. states: wanted, seen."""
     if allowed is False:
         made.not_applied.append(f"{obj}: wanted {states[0]}, seen {states[1]}; fabric_firmware_allowed is false")
     else:
@@ -298,7 +298,7 @@ def _text(record: dict) -> str:
 
 
 def is_about(change: Change) -> bool:
-    """Whether a change is one of firmware, or of its records."""
+    """Whether a change concerns firmware or its records."""
     return change.object.startswith((_OBJECT, paths.OWN_FIRMWARE))
 
 
@@ -308,9 +308,9 @@ def of_hca(change: Change) -> str | None:
 
 
 def write(run: Callable, address: str, changes: list[Change]) -> None:
-    """All values of an HCA at once; Refused with what mstconfig says."""
+    """Write all values of an HCA at once; Refused with mstconfig's message."""
     values = [f"{change.object.split()[3]}={change.after}" for change in changes]
     code, out, error = run([program(), "-d", address, "-y", "set", *values])
     if code:
-        step = f"state values that the firmware takes; rm {_record(address)} on the node allows one more try"
+        step = f"state values that the firmware accepts; rm {_record(address)} on the node allows one more try"
         raise Refused.because(f"{_OBJECT}{address}", ", ".join(values), _why(code, out, error), step)

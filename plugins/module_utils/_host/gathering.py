@@ -28,7 +28,7 @@ RAILS = {
 
 
 def existing(module: Any) -> None:
-    """fail_json where the module's root is no directory."""
+    """fail_json if the module's root is not a directory."""
     root = module.params["root"]
     if not os.path.isdir(root):
         module.fail_json(
@@ -38,7 +38,7 @@ def existing(module: Any) -> None:
 
 
 def rdma_facts(module: Any, subsets: Optional[list[str]] = None) -> tuple[dict, int]:
-    """The facts of the node below the module's root, which is `existing`, and how many processes that took."""
+    """The facts of the node below the module's root, which is `existing`, and the number of processes started."""
     params = module.params
     tree = Tree(params["root"])
     seams = Seams.of(tree)

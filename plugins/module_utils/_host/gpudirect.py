@@ -1,7 +1,7 @@
 """Whether nvidia_peermem loads, fails to load or is not needed: one verdict and one action, before any modprobe.
 
-`examine` reads (files only), `diagnose` decides (pure). `complete` puts both into the facts, so that the planner of
-kernel_modules decides by them on the controller and on the node without reading again.
+`examine` reads (files only), `diagnose` decides (pure). `complete` puts both into the facts, so the planner of
+kernel_modules decides on the controller and on the node without reading again.
 
 nvidia_peermem fails with `Invalid argument` for two different reasons. Built without the peer-memory symbols it is a
 stub whose init fails without a kernel message. Built against other symbols, the kernel rejects it because their CRCs
@@ -30,7 +30,7 @@ NVIDIA = "10de"
 
 
 class Diagnosis(NamedTuple):
-    """verdict: a code of VERDICTS; mode: what kernel_modules acts on; sentence and action: for a person."""
+    """verdict: a code of VERDICTS; mode: what kernel_modules acts on; sentence and action: for people."""
 
     verdict: str
     mode: str
@@ -130,7 +130,7 @@ def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Option
     """The facts with gpudirect.evidence, and gpudirect.verdict and .action from the doctor.
 
     facts: gathered with gpus, gpudirect and modules; others are returned unchanged. evidence is None without an
-    NVIDIA GPU. Where the doctor cannot read the module files, the facts keep their own verdict.
+    NVIDIA GPU. If the doctor cannot read the module files, the facts keep their own verdict.
     """
     if not {"gpus", "gpudirect", "modules"} <= facts.keys():
         return facts
@@ -147,7 +147,7 @@ def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Option
 
 
 def _nvidia(tree: Tree, catalogue: Catalogue, seams: Optional[Seams]) -> dict[str, Any]:
-    """{loaded, version, open}: the GPU driver in memory, else on disk; open is None where that is unknown."""
+    """{loaded, version, open}: the GPU driver in memory, else on disk; open is None if unknown."""
     is_open, version = gpudirect.nvidia(tree, catalogue, seams)
     return {
         "loaded": tree.isdir(f"{paths.MODULE}/nvidia"),
@@ -158,7 +158,7 @@ def _nvidia(tree: Tree, catalogue: Catalogue, seams: Optional[Seams]) -> dict[st
 
 
 def _in_memory(tree: Tree) -> Optional[bool]:
-    """Whether the running kernel exports the symbol; None where /proc/kallsyms does not show it."""
+    """Whether the running kernel exports the symbol; None if /proc/kallsyms does not show it."""
     data = tree.read_bytes("/proc/kallsyms")
     if not data:
         return None
@@ -196,7 +196,7 @@ def _build_tree(tree: Tree, kernel: str, architecture: str) -> Optional[dict[str
 
 
 def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
-    """policy: auto, peermem (wanted even where dma-buf would do), dmabuf."""
+    """policy: auto, peermem (wanted even if dma-buf would do), dmabuf."""
     if not evidence["gpu"]:
         return _say("no-gpu", "none", "There is no NVIDIA GPU on PCI.")
     nvidia = evidence["nvidia"]
@@ -228,7 +228,7 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
 
 
 def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
-    """What loading nvidia_peermem would do."""
+    """The result of loading nvidia_peermem."""
     mode = "dmabuf" if dmabuf else "none"
     peermem, kernel = evidence["peermem"], evidence["kernel"]
     rebuild = f"Rebuild the NVIDIA driver for kernel {kernel} (dkms remove and install nvidia, -k {kernel})"
@@ -265,7 +265,7 @@ def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
 
 
 def _symbol(evidence: dict, mode: str, rebuild: str) -> Optional[Diagnosis]:
-    """What is wrong with the symbol that the module needs, on disk."""
+    """The problem with the symbol that the module needs, on disk."""
     peermem, provider, kernel = evidence["peermem"], evidence["provider"], evidence["kernel"]
     path = peermem["path"]
     if provider is None:
@@ -298,7 +298,7 @@ def _symbol(evidence: dict, mode: str, rebuild: str) -> Optional[Diagnosis]:
 
 
 def _outlook(evidence: dict, mode: str) -> Diagnosis:
-    """What loading a module that matches the stack on disk would do."""
+    """The result of loading a module that matches the stack on disk."""
     peermem, provider = evidence["peermem"], evidence["provider"]
     stale = evidence["loaded"]["ib_core"] and (evidence["in_memory"] is False or evidence["memory_agrees"] is False)
     if stale:
@@ -345,7 +345,7 @@ def _stub(evidence: dict, mode: str, rebuild: str, tree: Optional[str]) -> Diagn
 
 
 def _tree_problem(evidence: dict) -> Optional[str]:
-    """Why a rebuild of the NVIDIA driver would use the wrong OFED sources; None when it would not."""
+    """Why a rebuild of the NVIDIA driver would use the wrong OFED sources; None if it would not."""
     tree, kernel = evidence["build_tree"], evidence["kernel"]
     if tree is None:
         return f"{OFA} does not exist" if evidence["ofed"] else None

@@ -1,4 +1,4 @@
-"""Which initramfs images hold an older copy of our modprobe.d file than the node does.
+"""The initramfs images that hold an older copy of our modprobe.d file than the node.
 
 Pure: facts and options in, Plan out. An image cannot be inspected without its decompressor, so age decides: an image
 built after the file was written contains it. The rule needs no state from earlier runs, so an interrupted run can
@@ -30,7 +30,7 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
 
 
 def mark_stale(made: Plan, facts: dict, changed: bool, root: str) -> None:
-    """Report the images that our modprobe.d file makes stale. changed: it is, or would be, written now."""
+    """Report the images that our modprobe.d file makes stale. changed: whether it is, or would be, written now."""
     owned = facts["owned_files"].get(paths.OWN_MODPROBE) or {}
     sources = {paths.OWN_MODPROBE: owned["mtime"]} if owned.get("mtime") is not None else {}
     stale = [image["path"] for image in facts["initramfs"]["images"]] if changed else _older(facts, sources)
@@ -48,7 +48,7 @@ def _older(facts: dict, sources: dict) -> list[str]:
 
 
 def _within_reach(made: Plan, facts: dict, stale: list[str], root: str) -> list[str]:
-    """The stale images that can be rebuilt from here; notes why when none can."""
+    """The stale images that can be rebuilt from here; notes why if none can."""
     if not stale:
         return []
     offline = kernel_out_of_reach(facts, root)

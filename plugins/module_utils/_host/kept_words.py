@@ -1,4 +1,4 @@
-"""What a capture keeps of hand-written files: the words that facts need, and no others.
+"""The words of hand-written files that a capture keeps: only those that facts need.
 
 Pure. An allowlist, not a denylist: a site may put a password, a host name or an address anywhere. Each function is
 idempotent.
@@ -19,12 +19,12 @@ _LOADS = ("modules-load", "modules_load")
 _ASSIGNMENTS = ("LimitMEMLOCK", "DefaultLimitMEMLOCK", "PrivateNetwork", "Type", "PIDFile", "Slice", "ExecStart")
 _RELEASE = ("ID", "ID_LIKE", "VERSION_ID", "PRETTY_NAME")
 _QUOTES = "\"'"
-# Programs that an `install` line names to keep a module out.
+# Programs in an `install` line that keep a module out.
 _NOTHING = ("/bin/true", "/bin/false", "/usr/bin/true", "/usr/bin/false")
 
 
 def command_line(text: str) -> str:
-    """The words of /proc/cmdline that are about modules and ACS: no root, no address, no console, nothing of a site."""
+    """The words of /proc/cmdline about modules and ACS: no root, address, console or anything else of the site."""
     try:
         words = shlex.split(text)
     except ValueError:  # an odd number of quotes
@@ -45,7 +45,7 @@ def _boot_word(word: str) -> str:
 
 
 def modprobe(text: str) -> str:
-    """A modprobe.d file with the statements that facts read on their original lines; the other lines are empty."""
+    """A modprobe.d file with the statements that facts read on their original lines; other lines are empty."""
     kept: list[str] = []
     pending: list[str] = []
     lines = text.split("\n")
@@ -64,7 +64,7 @@ def _statement(lines: list[str]) -> list[str]:
 
 
 def statement(text: str) -> str:
-    """One statement of modprobe.d, cut down to what facts read; empty when that is nothing."""
+    """One statement of modprobe.d, reduced to what facts read; possibly empty."""
     words = text.split()
     if len(words) < 2 or not MODULE.search(words[1]):
         return ""

@@ -1,4 +1,4 @@
-"""Which kernel modules a node needs, now and at boot. Pure: facts and options in, Plan out."""
+"""The kernel modules that a node needs, now and at boot. Pure: facts and options in, Plan out."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NO, AT_BOOT, NOW = "no", "at boot", "now"
 # Package that usually contains a module missing from the kernel, by distribution family.
 _PROVIDERS = {
     "ubuntu": "linux-modules-extra-{kernel}",
-    "debian": "linux-image-amd64 or linux-image-arm64 in place of the cloud flavour",
+    "debian": "linux-image-amd64 or linux-image-arm64 instead of the cloud flavour",
     "rhel": "kernel-modules-extra-{kernel}",
     "fedora": "kernel-modules-extra-{kernel}",
-    "suse": "kernel-default in place of kernel-default-base",
+    "suse": "kernel-default instead of kernel-default-base",
 }
 
 
@@ -63,20 +63,20 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
 
 
 def _nvidia_options(facts: dict, wanted: dict, offline: str | None, made: Plan) -> str | None:
-    """Our line for GPU-initiated RDMA, with what others have set kept; it counts from the next load of the driver."""
+    """Our line for GPU-initiated RDMA, which keeps foreign settings; it takes effect at the next load of the driver."""
     state = facts.get("gpu_initiated")
     if not state or wanted.get("gpu_initiated") != "write":
         return None
     for line in state["overridden"]:
         step = "remove the option there, or set kernel_modules_gpu_initiated: report"
-        made.finding("options of nvidia", "those for GPU-initiated RDMA to count", f"{_where(line)}, read later", step)
+        made.finding("options of nvidia", "those for GPU-initiated RDMA in effect", f"{_where(line)}, read later", step)
     dwords = {**gpu_initiated.dwords(state["foreign_dwords"]), gpu_initiated.PEER_KEY: "1"}
     whys = {each["need"]: each["why"] for way in state["ways"].values() for each in way["missing"]}
     left = {whys.get(need) for need in gpu_initiated.WAYS["ibgda"]} - {None, gpu_initiated.UNKNOWN}
     if gpu_initiated.IGNORED in left:
         made.notes.append("the NVIDIA driver has loaded without the options written before this boot: see dmesg")
     elif left and offline:
-        made.not_verified.append(f"the NVIDIA driver's options count from its next load: {offline}")
+        made.not_verified.append(f"the NVIDIA driver's options take effect at its next load: {offline}")
     elif left and state["loaded"]:
         made.reboot_reasons.append(
             "The loaded NVIDIA driver lacks the options for GPU-initiated RDMA, which are written for the next boot."
@@ -89,7 +89,7 @@ def _nvidia_options(facts: dict, wanted: dict, offline: str | None, made: Plan) 
 
 
 def _older_cards(facts: dict) -> list[str]:
-    """The RDMA module of cards before ConnectX-4, which no list of modules names."""
+    """The RDMA module of cards before ConnectX-4, which is in no list of modules."""
     drivers = {card.get("driver") for card in facts["cards_without_rdma"]}
     drivers |= {hca["pci"]["driver"] for hca in facts["hcas"] if hca.get("pci")}
     return ["mlx4_ib"] if "mlx4_core" in drivers else []
@@ -99,7 +99,7 @@ def _wants_ipoib(facts: dict, choice: str, made: Plan) -> bool:
     if choice != "auto":
         return choice == "always"
     if not facts["hcas"] and facts["cards_without_rdma"]:
-        made.not_verified.append("whether a port is InfiniBand, and so needs ib_ipoib, shows once its driver is loaded")
+        made.not_verified.append("whether a port is InfiniBand, and so needs ib_ipoib, is known once its driver runs")
     return any(port["link_layer"] == "InfiniBand" for hca in facts["hcas"] for port in hca["ports"])
 
 
@@ -141,7 +141,7 @@ def _peermem(facts: dict, wanted: dict, made: Plan) -> str:
 
 
 def _automatic(gpudirect: dict, evidence: dict | None, diagnosis: Diagnosis | None, state: dict, made: Plan) -> str:
-    """`auto`: loaded where it is needed and will load; anything else is reported, and the node works without it."""
+    """`auto`: loaded if it is needed and can load; anything else is reported, and the node works without it."""
     if diagnosis is None or diagnosis.verdict == "unknown":
         loadable = gpudirect["mode"] == "peermem" or gpudirect["peermem_loadable"]
     else:
@@ -216,7 +216,7 @@ def _unavailable(name: str, node: dict, made: Plan) -> None:
 
 
 def _plan_modprobe(facts: dict, peermem: bool, options: str | None, root: str, made: Plan) -> None:
-    """Our modprobe.d file: at boot nvidia_peermem fails for good when it loads before the modules it registers with.
+    """Our modprobe.d file: at boot nvidia_peermem fails for good if it loads before the modules it registers with.
 
     options: the line for the NVIDIA driver, or None.
     """

@@ -38,7 +38,7 @@ def drop_in(memlock: str) -> str:
 
 
 def parse(memlock: str) -> int | None:
-    """Bytes, None for infinity; ValueError with the text when it is neither."""
+    """Bytes, None for infinity; ValueError with the text for anything else."""
     text = str(memlock).strip()
     if text == "infinity":
         return None
@@ -49,7 +49,7 @@ def parse(memlock: str) -> int | None:
 
 
 def _same(seen: str | int | None, wanted: str) -> bool:
-    """An unknown limit counts as correct: the facts report it; nothing is guessed here."""
+    """An unknown limit counts as correct, because the facts report it."""
     if seen is None or str(seen).startswith("unknown"):
         return True
     return parse(str(seen)) == parse(wanted)

@@ -34,7 +34,7 @@ class ModuleFile:
 
 
 def read(tree: Tree, path: str, run: Optional[Callable[[list[str]], bytes]] = None) -> Optional[ModuleFile]:
-    """The file; None when it is absent, not a 64-bit module, or cannot be unpacked here.
+    """The file; None if it is absent, not a 64-bit module, or cannot be unpacked here.
 
     run: executes a command and returns its output; only needed for .ko.zst, which Python unpacks from 3.14 on.
     """

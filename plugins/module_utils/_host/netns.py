@@ -1,7 +1,7 @@
 """The RDMA subsystem's network namespace mode: running, and at boot.
 
-`plan` is pure. `set_netns_mode` does what `rdma system set netns` does, which iproute2 on older nodes lacks. Numbers
-are those of include/uapi/rdma/rdma_netlink.h; they are kernel ABI.
+`plan` is pure. `set_netns_mode` replaces `rdma system set netns`, which iproute2 on older nodes lacks. Numbers come
+from include/uapi/rdma/rdma_netlink.h; they are kernel ABI.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def plan(facts: dict, wanted: dict, root: str = "/", busy: bool = False) -> Plan
 
 
 def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, made: Plan) -> bool:
-    """Whether our file may be written and will win; reports what else sets the mode."""
+    """Whether our file may be written and will win; reports other settings of the mode."""
     against = [source for source in sources if not source["ours"] and source["mode"] != mode]
     cmdline = [source for source in against if source["path"] == CMDLINE]
     own = os.path.basename(paths.OWN_MODPROBE)
@@ -88,7 +88,7 @@ def _plan_running(facts: dict, mode: str, offline: str | None, busy: bool, made:
     if running == mode:
         return
     if offline:
-        made.not_verified.append(f"the running RDMA netns mode is {running}, {mode} is persisted only: {offline}")
+        made.not_verified.append(f"the running RDMA netns mode is {running}, {mode} is only persisted: {offline}")
     elif running not in _VALUE:
         # Without ib_core there is no mode yet; the option applies when it is loaded.
         made.notes.append(f"the RDMA netns mode becomes {mode} when ib_core is loaded ({running})")
@@ -99,9 +99,9 @@ def _plan_running(facts: dict, mode: str, offline: str | None, busy: bool, made:
 
 
 def lasting(namespaces: list[dict] | str) -> list[dict]:
-    """Namespaces that will not go away on their own: named ones, and those of anything but a short-lived unit.
+    """Namespaces that will not go away on their own: named ones, and those without a short-lived unit as holder.
 
-    When the facts do not know (a string), the kernel decides.
+    If the facts do not know (a string), the kernel decides.
     """
     if isinstance(namespaces, str):
         return []
@@ -153,7 +153,7 @@ def set_netns_mode_message(mode: str, sequence: int) -> bytes:
 
 
 def acknowledged_errno(answer: bytes, sequence: int) -> int | None:
-    """The errno in the acknowledgement of this sequence number (0 is success), None when it is missing."""
+    """The errno in the acknowledgement of this sequence number (0 is success), None if it is missing."""
     offset = 0
     while offset + netlink.HEADER.size <= len(answer):
         length, message_type, _flags, seen, _port = netlink.HEADER.unpack_from(answer, offset)

@@ -1,4 +1,4 @@
-"""Interfaces, routes and network configurations of a node, as NetworkAttachmentDefinitions are compared with.
+"""Interfaces, routes and network configurations of a node, for comparison with NetworkAttachmentDefinitions.
 
 Reads files only.
 """
@@ -13,7 +13,7 @@ from .sriov import UNIT
 
 
 def network_info(tree: Tree, directory: str) -> dict:
-    """netdevs, routes, files (what Multus reads in directory: text by name), vfs_unit (does the VFs' unit exist)."""
+    """netdevs, routes, files (texts in Multus' directory, by name), vfs_unit (whether the VFs' unit exists)."""
     return {
         "netdevs": netdevs(tree),
         "routes": routes(tree),
@@ -44,6 +44,6 @@ def routes(tree: Tree) -> list[dict]:
 
 
 def files(tree: Tree, directory: str) -> dict:
-    """Those that Multus reads as configurations."""
+    """The files that Multus reads as configurations."""
     names = [name for name in sorted(tree.listdir(directory)) if name.endswith((".conf", ".conflist", ".json"))]
     return {name: tree.read(f"{directory}/{name}") or "" for name in names}

@@ -1,6 +1,6 @@
-"""RoCE settings of NICs against the switch plan, set now and each time the driver makes the NIC.
+"""RoCE settings of NICs against the switch plan, set now and each time the driver creates the NIC.
 
-Pure: facts and options in, Plan out. A udev rule keyed by PCI address has a unit started for
+Pure: facts and options in, Plan out. A udev rule keyed by PCI address starts a unit for
 the NIC: systemd stops it with the device, so a driver reload starts it again.
 """
 
@@ -67,7 +67,7 @@ fi
 
 
 class Setting(NamedTuple):
-    """A setting of a NIC: as wanted or not, None where that is not known; the command that sets it by hand."""
+    """A setting of a NIC: correct or not, None if unknown; the command that sets it by hand."""
 
     id: str
     good: bool | None
@@ -77,7 +77,7 @@ class Setting(NamedTuple):
 
 
 def settings(nic: dict, traffic: dict) -> Iterator[Setting]:
-    """What the plan wants of a NIC, in the order in which it is set. traffic: FabricPlan as a mapping."""
+    """The plan's settings of a NIC, in the order of setting them. traffic: FabricPlan as a mapping."""
     name, lossless = shlex.quote(nic["netdev"]), [traffic["priority"]] if traffic["lossless"] else []
     mapping = {"dscp": (traffic["dscp"], traffic["priority"])}
     mapping["cnp-dscp"] = (traffic["cnp_dscp"], traffic["cnp_priority"])
@@ -103,11 +103,11 @@ def settings(nic: dict, traffic: dict) -> Iterator[Setting]:
 def _paused_cnps(traffic: dict, on) -> str:
     number = traffic["cnp_priority"]
     starved = isinstance(on, list) and number in on
-    return f"; {number} is the CNPs', which are paused with what they are to slow down" if starved else ""
+    return f"; {number} is the CNPs', which are paused with the traffic that they should slow down" if starved else ""
 
 
 def _setting(identity: str, value, wanted, said: tuple, command: str) -> Setting:
-    """value: what is there; null or a reason where that is not known. said: in words, what is wanted and seen."""
+    """value: the present one; null or a reason if unknown. said: the wanted and the present one in words."""
     if value is None or is_unknown(value):
         return Setting(identity, None, said[0], NOT_SETTABLE if value is None else value, command)
     return Setting(identity, value == wanted, said[0], said[value != wanted], command)
@@ -118,7 +118,7 @@ def _listed(priorities) -> str:
 
 
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: traffic (see settings; None takes the files of an earlier run away), link_flap_allowed; firmware and
+    """wanted: traffic (see settings; None removes the files of an earlier run), link_flap_allowed; firmware and
     firmware_allowed (see firmware.plan).
     """
     made = Plan()
@@ -144,7 +144,7 @@ def _settings(facts: dict, wanted: dict, root: str, made: Plan) -> None:
     offline = kernel_out_of_reach(facts, root)
     for nic, row in wrong:
         if offline:
-            made.not_verified.append(f"NIC {nic['netdev']} {row.id} is set at boot only: {offline}")
+            made.not_verified.append(f"NIC {nic['netdev']} {row.id} is only set at boot: {offline}")
         elif row.id == "pfc" and not may_flap:
             made.not_applied.append(f"NIC {nic['netdev']} pfc: {row.seen}; fabric_link_flap_allowed is false")
         else:
@@ -181,8 +181,8 @@ def _refuse(facts: dict, nics: list[dict], wrong: list[tuple[dict, Setting]], al
             made.finding(
                 f"NIC {nic['netdev']} pfc",
                 row.wanted,
-                f"{row.seen}; the change takes the link of {nic['netdev']} down for seconds, and what uses it may fail",
-                "set fabric_link_flap_allowed: true when no job runs, or false to leave PFC as it is",
+                f"{row.seen}; the change takes the link of {nic['netdev']} down for seconds, and its users may fail",
+                "set fabric_link_flap_allowed: true when no job runs, or false to leave PFC unchanged",
             )
 
 
@@ -211,7 +211,7 @@ def _rule(facts: dict, nic: dict) -> str:
 
 
 def instance(folder: str) -> str:
-    """The unit of a network device, by its folder below /sys/devices, as systemd-escape(1) makes it."""
+    """The unit of a network device, from its folder below /sys/devices, as by systemd-escape(1)."""
     escaped = "-".join(
         "".join(letter if letter in _KEPT else f"\\x{ord(letter):02x}" for letter in part)
         for part in folder.strip("/").split("/")

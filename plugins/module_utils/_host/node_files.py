@@ -6,7 +6,7 @@ State:
     files    {path: {mode, content, mtime} or None}
     secrets  {path: {mode, content} or None}
     links    {path of a link that enables a unit: its target or None}
-    units    {name: {active: bool, started: seconds since the epoch or None}}, None where no systemd runs
+    units    {name: {active: bool, started: seconds since the epoch or None}}, None without systemd
     modules  {name: loaded, builtin, loadable, absent or unknown}
     sysctls  {key: running value or None}
     offline  why this kernel must not be touched, or None
@@ -20,9 +20,9 @@ from .._core.files import plan_text
 from .._core.units import SYSTEM, running, shown
 from ..hca import Tree, modules, node
 
-# Replaces the text of a secret wherever a plan is shown.
+# Replaces the text of a secret in every shown plan.
 HIDDEN = "(not shown)\n"
-# Suffix of a file that is put aside.
+# Suffix of a file that was put aside.
 ASIDE = ".gpufabric-rdma-aside"
 LOADED, BUILTIN, LOADABLE, ABSENT = "loaded", "builtin", "loadable", "absent"
 
@@ -84,7 +84,7 @@ PROPERTIES = ("Id", "ActiveState", "ExecMainStartTimestamp")
 
 
 def read(root: str, wanted: dict, run, live: bool | None = None) -> dict:
-    """The state, as above. run: of AnsibleModule. live: whether systemd runs there, if not to be looked up."""
+    """The state, as above. run: of AnsibleModule. live: whether systemd runs there; None to look it up."""
     tree = Tree(root)
     every = [item["path"] for item in wanted["files"]] + wanted["absent"]
     watched = [path for unit in wanted["units"] for path in unit["restarted_by"]]
@@ -149,7 +149,7 @@ def _sysctl_value(tree: Tree, key: str):
 
 
 def further(root: str, state: dict, wanted: dict) -> dict:
-    """What a role asks besides: the paths of secrets that are missing, texts of files, whether programs run."""
+    """What a role asks besides: the paths of missing secrets, texts of files, whether programs run."""
     tree = Tree(root)
     texts = {path: (file(tree, path) or {"content": None})["content"] for path in wanted["contents"]}
     return {
@@ -160,7 +160,7 @@ def further(root: str, state: dict, wanted: dict) -> dict:
 
 
 def _programs(tree: Tree, names: list) -> dict:
-    """Whether a process of that name runs; the kernel truncates names to 15 characters."""
+    """Whether a process of this name runs; the kernel truncates names to 15 characters."""
     comms = {tree.read(f"/proc/{pid}/comm") for pid in tree.listdir("/proc") if pid.isdecimal()} if names else set()
     return {name: name[:15] in comms for name in names}
 
@@ -179,7 +179,7 @@ def plan(state: dict, wanted: dict) -> Plan:
     for item in wanted["exclusive"]:
         _exclusive(made, item, state["others"].get(item["directory"], ()))
     for unit in wanted["units"]:
-        # Before its file goes: without it systemd no longer knows how to stop the unit.
+        # Before its file goes: without the file systemd cannot stop the unit.
         if not unit["present"] and (state["units"] or {}).get(unit["name"], {}).get("active"):
             made.change(unit["name"], "stop", "running", "not running")
     for item in wanted["files"]:
@@ -208,7 +208,7 @@ def missing_secrets(state: dict, wanted: dict) -> list[str]:
 
 
 def _exclusive(made: Plan, item: dict, others) -> None:
-    """Other files in a directory where only ours may apply: put aside on consent, never deleted."""
+    """Foreign files in a directory where only ours may apply: put aside on consent, never deleted."""
     for name, content in others:
         path = f"{item['directory']}/{name}"
         if name in item["keep"]:
@@ -218,7 +218,7 @@ def _exclusive(made: Plan, item: dict, others) -> None:
         elif item["allowed"] is None:
             made.finding(
                 path,
-                f"no file beside {', '.join(item['keep'])}",
+                f"no file except {', '.join(item['keep'])}",
                 f"one that this collection did not write: {item['reason']}",
                 f"remove what put it there, or set {item['consent']}: true puts it aside "
                 f"({name}{ASIDE}), false leaves it",
@@ -250,7 +250,7 @@ def _module(made: Plan, name: str, state: dict) -> None:
     if found in (LOADED, BUILTIN):
         return
     if state["offline"]:
-        made.not_verified.append(f"module {name} is loaded at boot only: {state['offline']}")
+        made.not_verified.append(f"module {name} is only loaded at boot: {state['offline']}")
     elif found == ABSENT:
         made.finding(
             f"module {name}",
@@ -268,7 +268,7 @@ def _sysctl(made: Plan, key: str, value: str, state: dict) -> None:
     if running == value:
         return
     if state["offline"]:
-        made.not_verified.append(f"sysctl {key} is set at boot only: {state['offline']}")
+        made.not_verified.append(f"sysctl {key} is only set at boot: {state['offline']}")
     else:
         made.change(f"sysctl {key}", "set", running or "not there", value)
 
@@ -277,7 +277,7 @@ def _running(made: Plan, state: dict, unit: dict) -> None:
     if not unit["present"] or not unit["running"]:
         return
     if state["units"] is None:
-        made.not_verified.append(f"{unit['name']} starts at boot only: no systemd runs here")
+        made.not_verified.append(f"{unit['name']} only starts at boot: no systemd runs here")
         return
     found = state["units"].get(unit["name"]) or {"active": False, "started": None}
     read = [f"{SYSTEM}/{unit['name']}", *unit["restarted_by"]]

@@ -1,8 +1,8 @@
-"""ACS of the bridges between GPUs and HCAs, by a parameter of the kernel that boots next; and MaxReadReq of the HCAs.
+"""ACS of the bridges between GPUs and HCAs, by a kernel parameter for the next boot; and MaxReadReq of the HCAs.
 
-Pure: facts and options in, Plan out. The kernel sets ACS before any driver is loaded, and IOMMU groups follow from it:
-writing the registers of a running node would change the one without the other. MaxReadReq is lost when a driver is
-loaded again, so a rule of udev sets it whenever one is bound, by PCI address.
+Pure: facts and options in, Plan out. The kernel sets ACS before any driver is loaded, and derives IOMMU groups from it:
+writing the registers of a running node would change one without the other. MaxReadReq is lost when a driver is loaded
+again, so a udev rule sets it by PCI address whenever a driver is bound.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PATH = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
     """wanted: acs (report|topology), read_request (bytes or None).
 
-    facts: with `acs_before`, the parameter that was set when the module began, and `acs_in_menu`, whether the boot menu
-    has the one that is set; without them the file tells.
+    facts: with `acs_before`, the parameter when the module began, and `acs_in_menu`, whether the boot menu has the
+    present one; without them the file decides.
     """
     made = Plan()
     _read_request(facts, wanted["read_request"], root, made)
@@ -47,7 +47,7 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
 
 
 def _wanted(facts: dict, wanted: dict, now: str | None, made: Plan) -> str | None:
-    """The parameter to have at boot: none, or as it is where the paths cannot be judged now."""
+    """The wanted parameter at boot: none, or the present one if the paths cannot be judged now."""
     if wanted["acs"] != TOPOLOGY:
         return None
     found = facts["pcie"]
@@ -66,13 +66,13 @@ def _wanted(facts: dict, wanted: dict, now: str | None, made: Plan) -> str | Non
             _OBJECT,
             f"{setting.parameter}, the only such parameter of the kernel",
             foreign,
-            "take it out where the boot loader has it (GRUB_CMDLINE_LINUX, or grubby --update-kernel=ALL "
+            "remove it from the boot loader (GRUB_CMDLINE_LINUX, or grubby --update-kernel=ALL "
             "--remove-args=...), reboot, and run again; or set pcie_acs: report",
         )
     elif found["loader"] is None:
         made.finding(
             _OBJECT,
-            "update-grub or grubby, which this role sets boot parameters with",
+            "update-grub or grubby, which this role needs to set boot parameters",
             "neither in /usr/sbin",
             f"add {setting.parameter} to the kernel's command line yourself, and set pcie_acs: report",
         )
@@ -80,11 +80,11 @@ def _wanted(facts: dict, wanted: dict, now: str | None, made: Plan) -> str | Non
 
 
 def _foreign(facts: dict, parameter: str, now: str | None) -> str | None:
-    """A parameter of the running kernel that ours would not go together with; one that equals ours may be its own."""
+    """A parameter of the running kernel that conflicts with ours; one that equals ours may be its own."""
     for word in (facts["node"]["cmdline"] or "").split():
         if word.startswith("pcie_acs_override="):
             return f"{word}, which reports isolation that the bridges do not have"
-        # With a parameter of ours, one that differs is what it was at the last boot. grubby replaces any of this name.
+        # If we have set a parameter, a different one is ours from the last boot. grubby replaces any of this name.
         other = now is None and facts.get("acs_before") is None and word.strip('"').startswith("pci=")
         other = other and word.strip('"') != parameter
         if other and (pcie_path.booted(word) or facts["pcie"]["loader"] == GRUBBY):
@@ -93,13 +93,13 @@ def _foreign(facts: dict, parameter: str, now: str | None) -> str | None:
 
 
 def text(loader: str, parameter: str) -> str:
-    """Our file. GRUB takes a bare semicolon for the end of its command."""
+    """Our file. GRUB reads a bare semicolon as the end of its command."""
     line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX \\"{parameter}\\""' if loader == GRUB else parameter
     return f"{HEADER}{line}\n"
 
 
 def _set(facts: dict, parameter: str, now: str | None, root: str, made: Plan) -> None:
-    # Where the paths cannot be judged now, nothing differs and nothing has to be written.
+    # If the paths cannot be judged now, nothing differs and nothing is written.
     loader = facts["pcie"]["loader"]
     if loader is None:
         return
@@ -109,12 +109,12 @@ def _set(facts: dict, parameter: str, now: str | None, root: str, made: Plan) ->
     if stale:
         _menu(facts, now or "", parameter, root, made)
     if loader == GRUBBY:
-        # The record last: it says that grubby was done.
+        # The record comes last: it proves that grubby succeeded.
         plan_file(made, facts, _FILES[loader], text(loader, parameter))
 
 
 def _remove(facts: dict, now: str, root: str, made: Plan) -> None:
-    """The file goes last: a run that is killed before the menu was made again leaves one without a parameter."""
+    """The file goes last: a run killed before the menu was rebuilt leaves a file without a parameter."""
     if paths.OWN_ACS_GRUB in facts["owned_files"] and not kernel_out_of_reach(facts, root):
         plan_file(made, facts, paths.OWN_ACS_GRUB, HEADER)
     _menu(facts, now, "", root, made)
@@ -123,7 +123,7 @@ def _remove(facts: dict, now: str, root: str, made: Plan) -> None:
 
 
 def _read_request(facts: dict, wanted: int | None, root: str, made: Plan) -> None:
-    """Of the functions through which the rails reach their GPUs."""
+    """For the functions through which the rails reach their GPUs."""
     if wanted is None:
         plan_removal(made, facts, paths.OWN_READ_REQUEST)
         return
@@ -146,20 +146,20 @@ def _read_request(facts: dict, wanted: int | None, root: str, made: Plan) -> Non
 
 
 def setpci(address: str, size: int) -> list[str]:
-    """MaxReadReq is bits 14:12 of Device Control, 128 bytes doubled that many times."""
+    """MaxReadReq is in bits 14:12 of Device Control: 128 bytes, doubled that many times."""
     return ["setpci", "-s", address, f"CAP_EXP+08.w={size.bit_length() - 8:x}000:F000"]
 
 
 def _menu(facts: dict, before: str, after: str, root: str, made: Plan) -> None:
     offline = kernel_out_of_reach(facts, root)
     if offline:
-        made.not_verified.append(f"the {MENU} is not made again: {offline}")
+        made.not_verified.append(f"the {MENU} is not rebuilt: {offline}")
     else:
         made.change(MENU, "set" if after else "unset", before, after)
 
 
 def commands(loader: str, before: str, after: str) -> list[list[str]]:
-    """What brings the boot menu from one parameter to the other."""
+    """The command that changes the boot menu from one parameter to the other."""
     if loader == GRUB:
         return [[GRUB]]
     found = [[GRUBBY, "--update-kernel=ALL", f'--remove-args="{before}"']] if before else []

@@ -1,6 +1,6 @@
 """What a container would find on a node: character devices, memory locked under a service's limit, test tools.
 
-Functions with an effect say so.
+Functions with an effect state it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def lock_memory(limit, user: str, size: int = LOCKED) -> dict:
     """Lock memory in a child that has this limit and runs as user.
 
     Effect: a short-lived child process. limit is a number of bytes or "infinity". Returns locked (bytes), error (why
-    it failed) and reason (why it could not be tried), each None where it does not apply.
+    it failed) and reason (why it could not be tried), each None if it does not apply.
     """
     outcome = {"locked": 0, "error": None, "reason": None}
     try:
@@ -71,7 +71,7 @@ def _lock(limit, uid: int, gid: int, size: int) -> dict:
 
 
 def rdma_modules() -> set[str]:
-    """Those of OPENED that are loaded now."""
+    """The modules of OPENED that are loaded now."""
     try:
         with open("/proc/modules", encoding="ascii", errors="replace") as lines:
             return {line.split(" ", 1)[0] for line in lines} & OPENED
@@ -82,8 +82,8 @@ def rdma_modules() -> set[str]:
 def char_devices(user: str, directory: str = "/dev/infiniband") -> dict[str, dict]:
     """The character devices that user space opens, by name.
 
-    mode: as 0666. owner, group: names, or numbers without one. usable: whether `user` may read and write it by its
-    mode; where the node has no such user, whether everybody may.
+    mode: as 0666. owner, group: names, or numbers without a name. usable: whether `user` may read and write it by
+    its mode; without such a user on the node, whether everybody may.
     """
     try:
         names = sorted(os.listdir(directory))
@@ -116,7 +116,7 @@ def _name(look, number: int, field: str) -> str:
 
 
 def _usable(status: os.stat_result, user: str) -> bool:
-    """By the first class that fits: a member of the group has no more than its rights, whatever others have."""
+    """By the first matching class: a member of the group has only the group's rights, even if others have more."""
     shift = 0
     try:
         account = pwd.getpwnam(user)
@@ -130,7 +130,7 @@ def _usable(status: os.stat_result, user: str) -> bool:
 
 
 def memlock(states: dict, services: list[str], user: str) -> dict:
-    """{service: as lock_memory returns it}, for the services whose limit is known; each distinct limit is tried once.
+    """{service: as lock_memory returns it}, for the services with a known limit; each distinct limit is tried once.
 
     states: limits.services of the node's facts.
     """

@@ -1,6 +1,6 @@
 """MTU and link state of single NICs, and routes by source for rails that share a subnet: now and at boot.
 
-Pure: facts and options in, Plan out. NICs are keyed by what does not change, PCI address or MAC. At boot units with a
+Pure: facts and options in, Plan out. NICs are keyed by PCI address or MAC, which do not change. At boot units with a
 small script do it, never a .link file: udev applies the first .link file that matches, so ours would replace the naming
 policy and rename the NIC, and the node might not come back.
 """
@@ -13,7 +13,7 @@ from .._core.units import NIC_SANDBOX, plan_unit
 from ..hca import paths, pci
 from ..hca.netdevs import GUID, IPOIB, same_address
 
-# The tables and the priority of the rules by source: a table for each rail, before the main one.
+# The tables and the priority of the rules by source: a table per rail, before the main one.
 TABLES, _PRIORITY = 48600, 4860
 # Answer ARP only for the interface's own addresses, and ask with its own.
 ARP = {"arp_ignore": 1, "arp_announce": 2}
@@ -34,7 +34,7 @@ Before=network-online.target
 ExecStart=/bin/sh {paths.OWN_LINKS_SCRIPT}
 RestrictAddressFamilies=AF_UNIX
 {_INSTALL}"""
-# Routes need addresses; what configures these drops routes that it does not know when it starts again.
+# Routes need addresses; on a restart, the service that configures these drops routes that it does not know.
 _ROUTES = f"""{HEADER}[Unit]
 Description=Routes by source for RDMA NICs in one subnet
 Wants=network-online.target
@@ -203,7 +203,7 @@ def _key(setting: dict) -> str:
 
 
 def _netdevs(facts: dict) -> list[tuple[str, dict]]:
-    """(PCI address, netdev) of every NIC of an HCA, each once: no sub-function's interface and no IPoIB child."""
+    """(PCI address, netdev) of every NIC of an HCA, each once, without sub-functions and IPoIB children."""
     by_name = {}
     for hca in facts["hcas"]:
         for netdev in hca["netdevs"] if hca.get("function") != "sf" else ():
@@ -265,7 +265,7 @@ def _plan_running(setting: dict, netdev: dict, offline: str | None, made: Plan) 
     wrong_mtu = mtu is not None and netdev["mtu"] != mtu
     if offline:
         if wrong_mtu or (setting["up"] and not up):
-            made.not_verified.append(f"NIC {name} is set at boot only: {offline}")
+            made.not_verified.append(f"NIC {name} is only set at boot: {offline}")
         return
     if wrong_mtu:
         made.change(f"NIC {name} MTU", "set", str(netdev["mtu"]), str(mtu))
@@ -274,11 +274,11 @@ def _plan_running(setting: dict, netdev: dict, offline: str | None, made: Plan) 
 
 
 def _plan_source(rail: dict, offline: str | None, made: Plan) -> None:
-    """The unit sets all of it. IPv6 has no sysctls for ARP."""
+    """The unit sets everything. IPv6 has no sysctls for ARP."""
     name = f"NIC {rail['netdev']} source route"
     if offline or rail["leaves_by"] is None:
         why = offline or f"the kernel has no route from {rail['address']} (is the link up?)"
-        made.not_verified.append(f"{name} is set at boot only: {why}")
+        made.not_verified.append(f"{name} is only set at boot: {why}")
         return
     arp = [(sysctl, rail[sysctl], least) for sysctl, least in ARP.items() if rail[sysctl] is not None]
     if rail["leaves_by"] != rail["netdev"] or any(value < least for _sysctl, value, least in arp):

@@ -1,7 +1,7 @@
-"""Whether a port of another node can be reached: listen there, ask from here.
+"""Whether a port of another node is reachable: listen there, ask from here.
 
-A connection is an answer over TCP; over UDP it is what was sent, sent back; where the kernel has the port (VXLAN,
-WireGuard) it is an echo of the address behind it.
+The answer is a connection over TCP, the same datagram over UDP, and a ping reply of the address behind it if the kernel
+has the port (VXLAN, WireGuard).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _STREAM = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
 
 
 def listen(ports: list[dict], seconds: float) -> dict:
-    """Answer at ports ({protocol, address, port}) from the background for so long.
+    """Answer at ports ({protocol, address, port}) in the background for some time.
 
-    listener: what stop() takes, None if there is nothing to do. deaf: {port/protocol: why nothing can listen}; a port
-    that is taken answers by itself.
+    listener: input of stop(), None if there is nothing to do. deaf: {port/protocol: why nothing can listen}; a port in
+    use answers by itself.
     """
     sockets, deaf = [], {}
     for port in ports:
@@ -49,7 +49,7 @@ def listen(ports: list[dict], seconds: float) -> dict:
 
 
 def _background(sockets: list[socket.socket], seconds: float) -> dict:
-    """A process that outlives this one, without its standard streams: who started it would wait for those."""
+    """A process that outlives this one, without its standard streams, because the caller would wait for those."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -74,7 +74,7 @@ def _only(keep: set[int]) -> None:
             try:
                 os.close(int(name))
             except OSError:
-                pass  # that of the listing itself
+                pass  # the descriptor of the listing itself
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
@@ -94,11 +94,11 @@ def _answer(sockets: list[socket.socket], until: float) -> None:
                         if data == _HELLO:
                             key.fileobj.sendto(data, peer)
                 except OSError:
-                    pass  # who asked has gone
+                    pass  # the client has gone
 
 
 def stop(listener: dict) -> None:
-    """End a listener, and no process that has its number by now."""
+    """End a listener, but no other process that has its PID by now."""
     if listener["born"] and _born(listener["pid"]) == listener["born"]:
         os.kill(listener["pid"], signal.SIGKILL)
 
@@ -167,7 +167,7 @@ def _send(key: selectors.SelectorKey, question: dict, states: list) -> None:
 
 
 def _heard(asking: socket.socket, question: dict, number: int) -> Optional[tuple[str, str]]:
-    """What a socket that is ready says; None where that is no answer."""
+    """The answer of a ready socket; None if it is not one."""
     if question["protocol"] == "tcp":
         code = asking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         return _state(OSError(code, os.strerror(code))) if code else (ANSWERED, "")
@@ -187,7 +187,7 @@ def _echo(family: int, number: int) -> bytes:
     kind = 128 if family == socket.AF_INET6 else 8
     packet = struct.pack("!BBHHH", kind, 0, 0, os.getpid() & 0xFFFF, number & 0xFFFF) + _HELLO + b"\0"
     if family == socket.AF_INET6:
-        return packet  # the kernel has the checksum
+        return packet  # the kernel computes the checksum
     total = sum(struct.unpack(f"!{len(packet) // 2}H", packet))
     total = (total >> 16) + (total & 0xFFFF)
     return packet[:2] + struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF) + packet[4:]

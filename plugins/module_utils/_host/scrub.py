@@ -38,7 +38,7 @@ _TOKEN = re.compile(
         )
     )
 )
-# Runs in network namespaces on many machines and says nothing about this one.
+# Runs in network namespaces on many machines and reveals nothing about this one.
 _KNOWN = re.compile(
     r"^(system|machine|kubepods|runtime|k3s|rke2|kubelet|containerd|docker|crio|cri-containerd|cri-o|podman|libpod|systemd|init|user|session|dbus|ssh|"
     r"sshd|cron|chrony|ntp|haveged|irqbalance|rpc|nfs|lldp|polkit|udisks|upower|accounts|colord|rtkit|bluetooth|cups|"
@@ -180,7 +180,7 @@ class Scrubber:
         return self._bare(token, digits)
 
     def _guid(self, digits):
-        """A MAC or GUID in bare hexadecimal; one that holds a known tail changes there."""
+        """A MAC or GUID in bare hexadecimal; one with a known tail changes there."""
         return digits[:-6] + self.replacement.get(digits[-6:-2], digits[-6:-2]) + digits[-2:]
 
     def _gid(self, digits):
@@ -189,12 +189,12 @@ class Scrubber:
             return f"{'0' * 20}ffff{int(self._host(host)):08x}"
         if not digits.strip("0"):
             return digits
-        if not digits[12:].strip("0") and digits[:12] in self.macs:  # siw: the MAC alone
+        if not digits[12:].strip("0") and digits[:12] in self.macs:  # siw: only the MAC
             return self._guid(digits[:12]) + digits[12:]
         return self._prefix(digits[:16]) + self._identifier(digits[16:])
 
     def _prefix(self, digits):
-        """Subnet prefix of a GID or an IPv6 address; fe80 and fec0 name no site."""
+        """Subnet prefix of a GID or an IPv6 address; fe80 and fec0 identify no site."""
         if digits.startswith("fe") or not digits.strip("0"):
             return digits
         return f"20010db80000{self.prefixes.setdefault(digits, len(self.prefixes) + 1):04x}"
@@ -213,7 +213,7 @@ class Scrubber:
             if host in network:
                 inside = int(host) & int(network.hostmask)
                 if network.prefixlen < 16:
-                    # The network may stay, a host may not.
+                    # The network may stay, but not a host.
                     inside ^= 0x0033_0000 & int(network.hostmask)
                 return ipaddress.ip_address((int(moved.network_address) | inside) & 0xFFFFFFFF)
         return host

@@ -1,10 +1,10 @@
-"""How many virtual functions each port has, now and at boot.
+"""The number of virtual functions of each port, now and at boot.
 
-Pure: what sysfs says and what is wanted in, Plan out. The kernel changes the number only from or to zero, so a new
+Pure: sysfs and options in, Plan out. The kernel changes the number only from or to zero, so a new
 number removes existing VFs first, even those in use.
 
-On InfiniBand a new VF has no GUID and its link is down, whatever its port's is. It gets a GUID from its port's and its
-number, the same at each boot, and follows the port; one that has a GUID keeps it.
+On InfiniBand a new VF has no GUID and its link is down, even if the port's is up. It gets a GUID derived from the
+port's GUID and its number, the same at each boot, and follows the port; a VF with a GUID keeps it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ set_vfs() {
     fi
 }
 """
-# Only with InfiniBand ports. The driver's own files (DOCA) need no interface; the kernel's way asks for that of IPoIB.
+# Only with InfiniBand ports. The driver's own files (DOCA) need no interface; the kernel's way needs that of IPoIB.
 _GUIDS = """
 # set_guids PCI GUID ...: for VF 0, 1 ... without a GUID. The driver reads it when it binds.
 set_guids() {
@@ -109,9 +109,9 @@ set_guid() {
 
 def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -> Plan:
     """facts: devices {PCI address: {total, enabled, virtual, infiniband, node_guid, vf_guids}}, owned_files, enabled,
-    node. vf_guids: one for each VF that is there, in their order; None without one, empty where another driver has it.
+    node. vf_guids: one per existing VF, in order; None without a GUID, empty if another driver has the VF.
 
-    settings: items pci, vfs and guids. recreate_allowed: None refuses when VFs would have to be removed first, True
+    settings: items pci, vfs and guids. recreate_allowed: None refuses if VFs would have to be removed first, True
     removes them, False leaves them.
     """
     made = Plan()
@@ -148,7 +148,7 @@ def script(wanted: dict, guids: dict | None = None) -> str:
 
 
 def guid(port: str, number: int) -> str:
-    """The GUID of a VF, as ip takes it: locally administered, so that it is no card's."""
+    """The GUID of a VF in ip's format, locally administered so that it cannot be a card's."""
     return ":".join(["02", *(f"{byte:02x}" for byte in hashlib.sha256(f"{port} vf {number}".encode()).digest()[:7])])
 
 
@@ -180,7 +180,7 @@ def _usable(facts: dict, address: str, vfs: int, made: Plan) -> bool:
         seen = f"no such function; HCAs here: {text.listing(sorted(facts['devices'])) or 'none'}"
         made.finding(obj, wanted, seen, "correct the address, or set it only for the hosts that have it")
     elif device["virtual"]:
-        made.finding(obj, wanted, "it is itself a VF", "name the physical function")
+        made.finding(obj, wanted, "it is itself a VF", "use the physical function")
     elif not device["total"]:
         step = "enable it in the firmware: mlxconfig -d ADDRESS set SRIOV_EN=1 NUM_OF_VFS=N, then a cold reboot"
         made.finding(obj, wanted, "the function supports no VFs", step)
@@ -204,7 +204,7 @@ def _running(device: dict, address: str, vfs: int, recreate_allowed, offline, ma
         made.finding(
             obj,
             f"{vfs} VFs",
-            f"{there}: a new number removes all of them first, even those that pods use",
+            f"{there}: a new number removes all of them first, even those in use by pods",
             "drain the pods and set networks_sriov_recreate_allowed: true; false leaves the VFs until a reboot",
         )
     elif recreate_allowed:

@@ -1,4 +1,4 @@
-"""One address of the API among servers: what keepalived leaves on a node, and whether the address is free.
+"""One shared API address of the servers: keepalived's files on a node, and whether the address is free.
 
 Keepalived rather than kube-vip: it is a signed package of the node's own distribution, and the address needs neither a
 datastore nor a running pod, so it moves while the API is down.
@@ -39,7 +39,7 @@ def configured(text: Optional[str]) -> str:
 def shared(wanted: str, run: Callable) -> dict:
     """{answers: link address of the machine that has the address, or nothing; installed, offered: keepalived}.
 
-    offered is None where the package manager cannot say it without the network.
+    offered is None if the package manager cannot tell without the network.
     """
     installed = os.path.exists(PROGRAM)
     offered = None
@@ -50,7 +50,7 @@ def shared(wanted: str, run: Callable) -> dict:
 
 
 def link_address(wanted: str, tree: Optional[Tree] = None, sleep=time.sleep) -> str:
-    """The link address that answers for an address of this network, by the kernel's own ARP."""
+    """The link address that answers for an address of this network, by the kernel's ARP."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         asked.sendto(b"", (wanted, 9))
     sleep(ARP_SECONDS)

@@ -1,4 +1,4 @@
-"""What k3s reads: its options by name, the files that hold them, the unit that starts it.
+"""The input of k3s: its options by name, their files, the unit that starts it.
 
 Pure: typed values in, text out. Runs on the controller and on the node.
 """
@@ -20,7 +20,7 @@ IMAGES = f"{DATA}/agent/images"
 BINARY = "/usr/local/bin/k3s"
 LINKS = tuple(f"/usr/local/bin/{name}" for name in ("kubectl", "crictl", "ctr"))
 SERVICES = {"server": "k3s", "agent": "k3s-agent"}
-# What the running k3s was started with; it is restarted only when that changes.
+# The running k3s' input at its start; it is restarted only if that changes.
 RECORD = "/var/lib/gpufabric-rdma/k3s.json"
 STARTUP_TAINT = "rdma.gpufabric.io/not-ready=true:NoSchedule"
 
@@ -72,7 +72,7 @@ OWNED = {
     "node-label": "k3s_node_labels",
     "node-name": "k3s_node_name",
     "node-taint": "k3s_node_taints",
-    "prefer-bundled-bin": "nothing: it is set where the node's iptables requires it",
+    "prefer-bundled-bin": "nothing: it is set if the node's iptables requires it",
     "secrets-encryption": "k3s_secrets_encryption",
     "selinux": "k3s_selinux",
     "server": "k3s_server_url",
@@ -83,7 +83,7 @@ OWNED = {
     "agent-token": "agent-token-file, and the file with mode 0600",
     "write-kubeconfig-mode": "nothing: it is 0600",
 }
-# What servers must have in common, or the second one refuses to join (critical configuration value mismatch).
+# Options that servers must share, or the second one refuses to join (critical configuration value mismatch).
 CRITICAL = (
     "cluster-cidr", "service-cidr", "cluster-dns", "cluster-domain", "disable", "disable-network-policy",
     "disable-cloud-controller", "disable-helm-controller", "disable-kube-proxy", "egress-selector-mode",
@@ -175,7 +175,7 @@ def registries(mirrors: dict) -> str:
 
 
 def unit(role: str) -> str:
-    """As the vendor's installer writes it. The role limits adds the memlock limit and the start order."""
+    """Like the vendor's installer. The role limits adds the memlock limit and the start order."""
     return f"""{paths.HEADER}
 [Unit]
 Description=Lightweight Kubernetes ({role})

@@ -1,4 +1,4 @@
-"""k3s on one node: which files change, and whether it has to be started or restarted for them.
+"""k3s on one node: the changed files, and whether they require a start or restart.
 
 Pure: state and options in, Plan out.
 """
@@ -67,7 +67,7 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
     if service["active"]:
         reasons, now = stale(state, touched), "running"
     elif service["starting"]:
-        # Whatever started it may have left no record. It reads what exists at its start, not what comes later.
+        # It may have been started without a record. It reads what exists at its start, not what comes later.
         reasons, now = sorted(touched | set(state["younger"])), "starting"
     if reasons:
         made.change(name, "restart", f"{now} without: {', '.join(reasons)}", "running with them")
@@ -77,9 +77,9 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
 
 
 def stale(state: dict, touched: set[str] = frozenset()) -> list[str]:
-    """What k3s reads at its start and has changed since, by the digests recorded when we started it.
+    """The inputs of k3s that changed since its start, by the digests recorded when we started it.
 
-    A start by someone else is not recorded: what was written after it counts too.
+    A start by something else is not recorded: files written after it count too.
     """
     started, present = state["started"], state["inputs"]
     changed = {path for path in {*started, *present} if started.get(path) != present.get(path)}
@@ -110,7 +110,7 @@ def _refuse(made: Plan, state: dict, wanted: dict) -> None:
                 path,
                 "a k3s that this collection set up, or none",
                 "a file that this collection did not write",
-                "set k3s_takeover_allowed: true to replace it (a copy is kept beside it), or leave the node out",
+                "set k3s_takeover_allowed: true to replace it (a copy is kept next to it), or leave the node out",
             )
 
 
@@ -135,7 +135,7 @@ def _plan_files(made: Plan, state: dict, wanted: dict) -> set[str]:
 
 
 def _both(path: str, seen: dict | None, wanted: dict) -> tuple[str, str]:
-    """What a diff may show of a file: nothing of registries.yaml or of foreign files."""
+    """The part of a file that a diff may show: nothing of registries.yaml or of foreign files."""
     if path == REGISTRIES:
         return (HIDDEN if seen else "", f"{HIDDEN}, different text" if seen else HIDDEN)
     before = "" if seen is None else (seen["content"] if ours(seen) else HIDDEN)
@@ -154,7 +154,7 @@ def _plan_token(made: Plan, token: dict, given: bool) -> None:
 
 
 def _plan_links(made: Plan, links: dict) -> None:
-    """kubectl, crictl and ctr beside k3s; a foreign program of that name stays."""
+    """kubectl, crictl and ctr next to k3s; a foreign program with one of these names stays."""
     for path in LINKS:
         seen = links.get(path)
         if seen == BINARY:

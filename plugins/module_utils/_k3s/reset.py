@@ -1,6 +1,6 @@
-"""Remove the cluster from a node: what is ours, in dependency order.
+"""Remove our cluster from a node, in dependency order.
 
-Pure: what was found in, Plan out. Containers stop before the links and mounts they hold.
+Pure: state in, Plan out. Containers stop before the links and mounts they hold.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SOCKET = "/run/k3s/containerd/containerd.sock"
 BUNDLES = "/run/k3s/containerd/io.containerd.runtime.v2.task"
 CONTAINERD = ("/run/k3s/containerd", f"{k3s.DATA}/agent/containerd")
 SUBNET = "/run/flannel/subnet.env"
-POD_NETWORK = "cbr0"  # as the role flannel calls it
+POD_NETWORK = "cbr0"  # the name in the role flannel
 VOLUMES = f"{k3s.DATA}/storage"
 NETWORKS = "/etc/cni/multus/net.d"
-ATTACHED = "gpufabric-rdma-"  # how our files there begin
+ATTACHED = "gpufabric-rdma-"  # prefix of our files there
 
 CDI = "/run/cdi"
-CLAIMED = ("gpufabric.io_rdma-shared_", "gpufabric.io_rdma-claim_")  # how our specs there begin
+CLAIMED = ("gpufabric.io_rdma-shared_", "gpufabric.io_rdma-claim_")  # prefixes of our specs there
 
 # Folders that only this cluster fills.
 FOLDERS = (
@@ -56,10 +56,10 @@ KUBELET = tuple(
         "pod-resources", "pods", "pod_status_manager_state",
     )
 )  # fmt: skip
-# Where CNI plugins and libcni keep what they know of a container, whoever runs it.
+# Where CNI plugins and libcni keep their records of containers, ours and foreign.
 ADDRESSES = "/var/lib/cni/networks"
 RESULTS = ("/var/lib/cni/cache", "/var/lib/cni/results")
-# What goes for good with the folders, in the words of the question whether it may.
+# Data that is lost with the folders, as worded in the question for consent.
 _DATA = {
     k3s.DATA: "datastore, certificates, tokens, images",
     "/var/lib/kubelet/pods": "emptyDir and other data of pods",
@@ -100,15 +100,15 @@ EMPTY = (
     "/opt/cni",
     "/var/lib/gpufabric-rdma",
 )
-# What the kubelet inside k3s makes and leaves empty.
+# Created by the kubelet inside k3s and left empty.
 _PLUGINS = "/usr/libexec/kubernetes/kubelet-plugins"
 EMPTY += (f"{_PLUGINS}/volume/exec", f"{_PLUGINS}/volume", _PLUGINS, "/usr/libexec/kubernetes")
-# What containerd creates and leaves empty, unless this program reveals a foreign one.
+# Created by containerd and left empty, unless this program reveals a foreign containerd.
 OTHER_CONTAINERD = "/usr/bin/containerd"
 EMPTY_OF_CONTAINERD = ("/opt/containerd/bin", "/opt/containerd/lib", "/opt/containerd")
 BRIDGE = "cni0"
 LINKS = re.compile(rf"{BRIDGE}|flannel\.1|flannel-v6\.1|flannel-wg(-v6)?|kube-ipvs0")
-# Mounts of containerd and the kubelet, always below their own folders: a folder with a file system of its own is the
+# Mounts of containerd and the kubelet, always below their own folders: a folder with its own file system is the
 # administrator's.
 MOUNTS = re.compile(
     r"(/run/k3s/containerd|/var/lib/rancher/k3s/agent/(containerd|stargz)"
@@ -126,8 +126,8 @@ _NAMES_CHAIN = ("-A", "--append", "-j", "--jump", "-g", "--goto")
 def cluster_rules(saved: str, ours: Collection[str] = ()) -> list[int]:
     """The lines of iptables-save with chains and rules of the cluster.
 
-    ours: the containers of our containerd. CNI plugins write network and container into the rules by which their chains
-    are entered; chains that several containers share go with the last of them.
+    ours: the containers of our containerd. CNI plugins write network and container into the rules that jump to their
+    chains; chains that several containers share go with the last of them.
     """
     lines = saved.splitlines()
     fields = [_chains(line) for line in lines]
@@ -150,7 +150,7 @@ def cluster_rules(saved: str, ours: Collection[str] = ()) -> list[int]:
 
 
 def _chains(line: str) -> list[str]:
-    """The chain that a line of iptables-save declares or appends to, and the one a rule jumps or goes to."""
+    """The chain that a line of iptables-save declares or appends to, and the target chain of a rule."""
     if line.startswith(":"):
         return line[1:].split()[:1]
     try:
@@ -167,7 +167,7 @@ def foreign_rules(saved: str, ours: Collection[str] = ()) -> str:
 
 
 def nft_commands(listed: str) -> list[str]:
-    """What takes the cluster's tables, chains and rules out of `nft --json list ruleset`, as one transaction."""
+    """One transaction that removes the cluster's tables, chains and rules in `nft --json list ruleset`."""
     items = json.loads(listed)["nftables"]
     tables = [item["table"] for item in items if "table" in item]
     gone = [f"{table['family']} {table['name']}" for table in tables if table["name"] in _TABLES]
@@ -192,13 +192,13 @@ def _enters_ours(expression: dict) -> bool:
 
 
 def plan(state: dict, root: str = "/", volumes: bool | None = True) -> Plan:
-    """What is removed, in order.
+    """The removals, in order.
 
-    state: services, units (paths of ours), processes, links, mounts, netns, rules {program: how many of the cluster},
-    files, folders, foreign (what stays), unproven (what others may have made, and stays), unread (why rules could not
-    be read), others (units of a k3s that is not ours), kubernetes ({path: whose}), linked ({folder: where it is}),
-    mounted ({folder: mounts in it that no container has made}), volumes (names), agent (whether the node was one).
-    volumes: whether local volumes go; None where nobody has said.
+    state: services, units (our paths), processes, links, mounts, netns, rules {program: number of the cluster's},
+    files, folders, foreign (stays), unproven (possibly foreign, stays), unread (why rules could not be read), others
+    (units of a k3s that is not ours), kubernetes ({path: owner}), linked ({folder: target}), mounted ({folder: mounts
+    in it that belong to no container}), volumes (names), agent (whether the node was one).
+    volumes: whether local volumes go; None if not set.
     """
     made = Plan()
     _refuse(made, state)
@@ -239,27 +239,27 @@ def _refuse(made: Plan, state: dict) -> None:
             "the cluster layer of the node",
             "no other Kubernetes, whose mounts, links and rules have the same names",
             f"{name}, by {path}",
-            f"remove {name} with its own tool, or {path} where it is all that is left of it, then run again",
+            f"remove {name} with its own tool, or {path} if nothing else is left of it, then run again",
         )
     for path, target in state["linked"].items():
         made.finding(
             path,
             "a folder, with no link on the way to it",
             f"a link leads there: it is {target}",
-            "stop k3s, put a bind mount of the same folder in the place of the link, and run again: the folder is then "
+            "stop k3s, replace the link by a bind mount of the same folder, and run again: the folder is then "
             "emptied and stays mounted",
         )
     for path, found in state["mounted"].items():
         made.finding(
             path,
-            "a folder in which nothing is mounted but what containers had",
+            "a folder with no mounts except those of containers",
             f"mounted: {listing(found)}",
-            "unmount it (umount PATH) and run again; what is mounted there stays as it is",
+            "unmount it (umount PATH) and run again; the mount's content stays unchanged",
         )
 
 
 def consent(state: dict, allowed: bool | None, volumes: bool | None) -> list[Finding]:
-    """What a person has to say before the changes of plan() are made."""
+    """The consents that the changes of plan() need."""
     local = [f"{VOLUMES}/{name}" for name in state["volumes"]] if volumes is not False else []
     found = []
     if allowed is None:
@@ -286,19 +286,19 @@ def consent(state: dict, allowed: bool | None, volumes: bool | None) -> list[Fin
 
 
 def left(state: dict, root: str) -> list[str]:
-    """What stays, and why: files of others, and state that only a reboot clears."""
+    """What stays, and why: foreign files, and state that only a reboot clears."""
     stays = [f"{path} stays: it is not ours" for path in state["foreign"]]
     stays += [f"{name} stays: nothing shows that this cluster made it" for name in state["unproven"]]
     if root.rstrip("/"):
         return stays
     stays.append(
-        "kernel modules and sysctls stay as they are until the next boot: no module is unloaded under running work"
+        "kernel modules and sysctls stay unchanged until the next boot: no module is unloaded under running work"
     )
     stays.append(
         "the host layer stays (drop-ins with LimitMEMLOCK, modules-load.d, modprobe.d): see playbooks/host.yml"
     )
     if state["agent"]:
-        stays.append("the cluster may still list this node: k3s kubectl delete node NAME on a server that remains")
+        stays.append("the cluster may still list this node: k3s kubectl delete node NAME on a remaining server")
     return stays
 
 

@@ -1,4 +1,4 @@
-"""k3s on a node: files, links, services, what it was started with, and foreign clusters.
+"""k3s on a node: files, links, services, its input at its start, and foreign clusters.
 
 Reads through a root prefix; the few commands it runs go through `run`.
 """
@@ -61,7 +61,7 @@ def node(root: str, run: Callable) -> dict:
         "clock": time.time() if tree.live else None,
         "family": hca_node.family(release) or "debian",
         "distribution": hca_node.distribution(release),
-        # Without the address that servers share: it is not the node's own, and may be elsewhere in a second.
+        # Without the shared address of servers: it is not the node's own, and may move at any time.
         "addresses": [row for row in _addresses(tree) if row["address"].partition("/")[0] != shared],
         "shared_address": shared,
         "address_files": [path for path in address.FILES if tree.exists(path)],
@@ -84,18 +84,18 @@ def hostname(tree: Tree) -> str:
 
 
 def system_uuid(tree: Tree) -> str:
-    """Where the kubelet (cAdvisor) looks, in its order."""
+    """The files that the kubelet (cAdvisor) reads, in its order."""
     texts = (tree.read(path) for path in _UUID_FILES)
     return next((text.strip("\0\n ") for text in texts if text is not None), "")
 
 
 def others(tree: Tree) -> dict[str, str]:
-    """{path: whose it is} of what only another Kubernetes leaves on a node."""
+    """{path: owner} of files that only another Kubernetes leaves on a node."""
     return {path: name for path, name in _OTHERS.items() if tree.exists(path)}
 
 
 def membership(tree: Tree) -> dict:
-    """What the node is in a cluster: whether it runs pods, is a server of k3s, and what else brought it there."""
+    """The node's membership in a cluster: whether it runs pods, is a k3s server, and other distributions on it."""
     joined = tree.exists(f"{k3s.DATA}/agent/kubelet.kubeconfig")
     theirs = sorted(set(others(tree).values()))
     return {"member": joined or bool(theirs), "server": tree.isdir(f"{k3s.DATA}/server/db"), "others": theirs}
@@ -123,9 +123,9 @@ def converging(root: str, run: Callable, token: str | None = None) -> dict:
 
 
 def inputs(tree: Tree, root: str, record: dict) -> dict[str, dict]:
-    """{path: identity and sha256} of everything k3s reads at start from our files or from files beside them.
+    """{path: identity and sha256} of everything k3s reads at start from our files or from files next to them.
 
-    An image archive is one of them; a hidden file beside them is k3s' own record of its imports.
+    An image archive is one of them; a hidden file next to them is k3s' own record of its imports.
     """
     found = [k3s.BINARY, k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES]
     for name in k3s.SERVICES.values():
@@ -136,9 +136,9 @@ def inputs(tree: Tree, root: str, record: dict) -> dict[str, dict]:
 
 
 def younger(written: dict, running: dict[str, dict], known: str | None) -> list[str]:
-    """Inputs that were written after the start of a k3s that was started by someone other than us.
+    """Inputs that were written after the start of a k3s that we did not start.
 
-    There is no record of what such a process has read: a file missing at its start may exist again. written:
+    There is no record of the input of such a process: a file missing at its start may exist again. written:
     {path: seconds since the epoch}. known: the systemd invocation that the record describes.
     """
     others = [process["started_at"] for process in running.values() if process["invocation"] != known]
@@ -146,7 +146,7 @@ def younger(written: dict, running: dict[str, dict], known: str | None) -> list[
 
 
 def remember(root: str, run: Callable) -> None:
-    """Record what k3s was started with, and the digests of large files with what identifies them as unchanged."""
+    """Record k3s' input at its start, and the digests of large files with the data that proves them unchanged."""
     tree = Tree(root)
     rows = inputs(tree, root, recorded(tree, k3s.RECORD))
     now = {path: row["sha256"] for path, row in rows.items()}
@@ -182,14 +182,14 @@ def _link(tree: Tree, path: str) -> str | None:
     target = tree.readlink(path)
     if target is not None:
         return k3s.BINARY if os.path.join(os.path.dirname(path), target) == k3s.BINARY else target
-    return "a program of its own" if tree.exists(path) else None
+    return "a separate program" if tree.exists(path) else None
 
 
 def _running(run: Callable) -> dict[str, dict]:
     """{service: starting, pid of its main process, invocation, started_at}, of active and activating services.
 
-    systemd is asked: the control group of a stopped k3s still holds containers. A start takes minutes, and the run that
-    triggered it may have been killed.
+    systemd decides, because the control group of a stopped k3s still holds containers. A start takes minutes, and the
+    run that triggered it may have been killed.
     """
     found = {}
     for said in shown(run, _SHOWN, *(f"{name}.service" for name in k3s.SERVICES.values())):

@@ -16,7 +16,7 @@ OPTIONAL = (
     RUNTIME_CLASSES,
     *dra.TYPES,
 )
-# Where device plugins register, and the label with which Pod Security rejects them.
+# Where device plugins register, and the label by which Pod Security rejects them.
 SOCKETS = ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet")
 ENFORCE = "pod-security.kubernetes.io/enforce"
 
@@ -25,7 +25,7 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
     """(cluster, None), or (None, why it could not be read).
 
     cluster: nodes, nads (with pools of nv-ipam), dns (bool), namespaces, cni, policies, plugins, security,
-    runtime_classes (names; None where the server has no such type), dra (see dra.read).
+    runtime_classes (names; None if the server has no such type), dra (see dra.read).
     """
     try:
         items, served = kubectl.items_of(OPTIONAL, "-A", always=TYPES)
@@ -59,7 +59,7 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
 
 
 def cni_objects(items: list[dict]) -> list[dict]:
-    """Flannel and Multus, whoever installed them: their DaemonSets, and the ConfigMaps beside these."""
+    """Flannel and Multus, ours or foreign: their DaemonSets, and the ConfigMaps in their namespaces."""
     daemons = [
         item
         for item in items
@@ -96,7 +96,7 @@ def node(item: dict) -> dict:
     ready = next((condition for condition in status.get("conditions") or [] if condition["type"] == "Ready"), {})
 
     def resources(values):
-        # Extended resources are the ones with a domain; hugepages have none.
+        # Extended resources have a domain; hugepages have none.
         return {name: int(value) for name, value in (values or {}).items() if "/" in name and str(value).isdigit()}
 
     return {

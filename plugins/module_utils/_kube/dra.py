@@ -1,4 +1,4 @@
-"""DRA on the API server: what it can, which devices our plugin publishes, and who has claimed them."""
+"""DRA on the API server: its features, the devices that our plugin publishes, and their claims."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ TYPES = ("deviceclasses.resource.k8s.io", "resourceslices.resource.k8s.io", "res
 _PROBE = "probe.rdma.gpufabric.io"
 
 
-# --- what the cluster can ---------------------------------------------------------------------------------------------
+# --- features of the cluster ------------------------------------------------------------------------------------------
 
 
 def capabilities(kubectl: Kubectl) -> dict:
-    """version (of Kubernetes), served (whether resource.k8s.io/v1 is), gates {feature gate: whether the API server
-    keeps its fields}, nodes {name: {kubelet, runtime, system_uuid}}. Effect: none, two objects are applied as a dry
+    """version (of Kubernetes), served (whether resource.k8s.io/v1 is served), gates {feature gate: whether the API
+    server keeps its fields}, nodes {name: {kubelet, runtime, system_uuid}}. No effect: two objects are applied as a dry
     run.
 
-    An API server drops fields of a gate that is off, without a word.
+    An API server silently drops fields of a gate that is off.
     """
     version = json.loads(kubectl.output("an answer to /version", "get", "--raw=/version"))["gitVersion"]
     infos = {
@@ -74,7 +74,7 @@ def _probes() -> list[dict]:
     ]
 
 
-# --- what is in it ----------------------------------------------------------------------------------------------------
+# --- objects of the cluster -------------------------------------------------------------------------------------------
 
 
 def read(items: list[dict]) -> dict:
@@ -90,7 +90,7 @@ def read(items: list[dict]) -> dict:
 
 
 def _newest(slices: list[dict]) -> list[dict]:
-    """Of each pool the slices of its last generation: older ones are left over, and the scheduler ignores them."""
+    """The slices of each pool's last generation: older ones are leftovers, which the scheduler ignores."""
     last: dict = {}
     for item in slices:
         pool = item["spec"]["pool"]
@@ -135,7 +135,7 @@ def claim(item: dict) -> dict:
 
 
 def attribute(device: dict, name: str):
-    """An attribute under our domain; None where the device has none of that name."""
+    """An attribute under our domain, or None."""
     return device["attributes"].get(f"{dra.DRIVER}/{name}")
 
 
@@ -145,8 +145,8 @@ def ours(cluster: dict, node: str) -> list[dict]:
 
 
 def hcas(cluster: dict, node: str) -> list[dict]:
-    """The HCAs that a node offers over DRA: hca, rail, class (of its rail, None where there is none), devices (how many
-    stand for it), taints.
+    """The HCAs that a node offers over DRA: hca, rail, class (of its rail, or None), devices (how many represent it),
+    taints.
     """
     offered: dict = {}
     for device in ours(cluster, node):
@@ -168,7 +168,7 @@ def hcas(cluster: dict, node: str) -> list[dict]:
 
 
 def neighbours(cluster: dict, node: str) -> list[dict]:
-    """Devices of other drivers on a node that say at which PCIe root they are: GPUs with a driver for DRA."""
+    """Devices of other drivers on a node that report their PCIe root: GPUs with a DRA driver."""
     return [
         device
         for device in cluster["devices"]
@@ -177,7 +177,7 @@ def neighbours(cluster: dict, node: str) -> list[dict]:
 
 
 def device_of(cluster: dict, result: dict) -> dict | None:
-    """The published device of an allocation; None where it is published no longer."""
+    """The published device of an allocation; None if it is no longer published."""
     key = (result["driver"], result["pool"], result["device"])
     return next(
         (device for device in cluster["devices"] if (device["driver"], device["pool"], device["name"]) == key), None
@@ -206,7 +206,7 @@ def held(cluster: dict) -> dict[str, list[dict]]:
 
 
 class Slices:
-    """What our plugin has published for a node. The scheduler gives it out for as long as it exists."""
+    """The slices that our plugin published for a node. The scheduler allocates from them as long as they exist."""
 
     def __init__(self, kubectl: Kubectl, node: str):
         self._kubectl, self._node = kubectl, node

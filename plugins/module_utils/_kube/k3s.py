@@ -1,6 +1,6 @@
-"""What the k3s of a node says of its cluster, and whether the cluster can spare a node: servers answer, etcd is whole.
+"""A node's k3s about its cluster, and whether the cluster can spare a node: servers answer, etcd has all members.
 
-The etcd inside k3s says on its own metrics address which members it knows and which are connected to it, without a
+The etcd inside k3s reports on its metrics address which members it knows and which are connected to it, without a
 certificate and without the load of a client.
 """
 
@@ -55,7 +55,7 @@ def state(
 
 
 def registered(kubectl: Kubectl) -> dict[str, str]:
-    """{name of a Node: system UUID of its machine}; nothing if the API server is silent."""
+    """{name of a Node: system UUID of its machine}; empty if the API server does not answer."""
     try:
         code, out, _error = kubectl.run_retrying("get", "nodes", f"--output=jsonpath={_UUIDS}")
     except KubectlError:
@@ -65,7 +65,7 @@ def registered(kubectl: Kubectl) -> dict[str, str]:
 
 
 def refused_namespaces(kubectl: Kubectl, name: str) -> list[dict]:
-    """Why test pods cannot use the namespace; nothing if the API server is silent, for they ask again themselves."""
+    """Why test pods cannot use the namespace; empty if the API server does not answer, because they ask again."""
     try:
         ownership.tests_namespace(kubectl, name)
     except KubectlError:
@@ -79,15 +79,15 @@ def refused_namespaces(kubectl: Kubectl, name: str) -> list[dict]:
 
 
 def fetch(url: str) -> str:
-    """What a local address answers; no proxy is asked."""
+    """The answer of a local address, without any proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=10) as answer:
         return answer.read().decode("utf-8", "replace")
 
 
 def etcd(tree: Tree, fetch: Fetch = fetch) -> Optional[dict]:
-    """{itself, known, active (with itself), leader} of the etcd inside k3s, {error} where it does not say, None without
-    one.
+    """{itself, known, active (with itself), leader} of the etcd inside k3s, {error} if it does not answer, None without
+    an etcd.
     """
     config = tree.read(ETCD_CONFIG)
     if config is None:
@@ -111,19 +111,19 @@ def etcd(tree: Tree, fetch: Fetch = fetch) -> Optional[dict]:
 
 
 def against(nodes: list[dict], etcd: Optional[dict], name: str, left: str = "", ready: bool = False) -> list[Finding]:
-    """What stands against rebooting a node, or, once it has been rebooted, against going on to the next.
+    """Reasons against rebooting a node or, after its reboot, against continuing with the next one.
 
-    left: the boot that the node is to have left. ready: whether it has to be Ready.
+    left: the boot that the node must have left. ready: whether it has to be Ready.
     """
     findings = _own(nodes, name, left, ready)
     for node in nodes:
         meta, conditions = node["metadata"], _conditions(node)
         if not set(_SERVER) & set(meta.get("labels") or {}):
             continue
-        # Not Ready is no reason as such: before the pod network no node is, and a kubelet that says so is there.
+        # Not Ready itself is no reason: before the pod network no node is Ready, and a kubelet that reports it is up.
         if conditions.get("Ready") == "Unknown":
             findings.append(Finding(f"server {meta['name']}", "a kubelet that reports", "no report for a while", _BACK))
-        # k3s has it for each member.
+        # k3s sets it for each member.
         if conditions.get("EtcdIsVoter", "True") != "True":
             findings.append(Finding(f"server {meta['name']}", "a voting member of etcd", "not one now", _BACK))
     return findings + _etcd(nodes, etcd)
@@ -132,7 +132,7 @@ def against(nodes: list[dict], etcd: Optional[dict], name: str, left: str = "", 
 def _own(nodes: list[dict], name: str, left: str, ready: bool) -> list[Finding]:
     own = next((node for node in nodes if node["metadata"]["name"] == name), None)
     if own is None:
-        step = "give the name that kubectl get nodes shows (k3s_node_name or driver_drain_node) and run again"
+        step = "set the name that kubectl get nodes shows (k3s_node_name or driver_drain_node) and run again"
         return [Finding(f"node {name}", "a node of the cluster", "no node of that name", step)]
     boot = ((own.get("status") or {}).get("nodeInfo") or {}).get("bootID", "")
     step = "see kubectl describe node and journalctl -u k3s -u k3s-agent on it, fix what they report and run again"
@@ -149,7 +149,7 @@ def _etcd(nodes: list[dict], etcd: Optional[dict]) -> list[Finding]:
     obj, wanted = "etcd of the cluster", "a leader and all members"
     if "error" in etcd:
         return [Finding(obj, wanted, etcd["error"], "see journalctl -u k3s on the server and run again")]
-    # etcd before 3.6 does not say whom it knows: then the nodes do.
+    # etcd before 3.6 does not list its members: then the nodes count.
     count = max(len(etcd["known"]), sum(_ETCD in (node["metadata"].get("labels") or {}) for node in nodes))
     away = sorted(set(etcd["known"]) - set(etcd["active"]))
     seen = [] if etcd["leader"] else ["no leader"]
@@ -170,7 +170,7 @@ def _conditions(node: dict) -> dict[str, str]:
 def wait(
     client: Kubectl, tree: Tree, seconds: float, judge: Callable, clock=time.monotonic, sleep=time.sleep
 ) -> tuple[list[dict], list[Finding]]:
-    """(nodes, findings of judge(nodes, etcd)) once there are no findings, or when the time is over."""
+    """(nodes, findings of judge(nodes, etcd)) once there are no findings, or when the time is up."""
     deadline = clock() + seconds
     while True:
         nodes = client.items("nodes")

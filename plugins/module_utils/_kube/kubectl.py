@@ -1,4 +1,4 @@
-"""The one kubectl client: every call is bounded, a missing program is a result, and truncated output is none."""
+"""The one kubectl client: every call has a time limit, a missing program is a result, truncated output is not."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ SEE_K3S = "see systemctl status k3s on the first server (journalctl -u k3s) and 
 # The command on a server of k3s.
 OF_K3S = ("k3s", "kubectl")
 POLL_SECONDS = 3
-# How long an API server that gives no answer is asked again before it is named.
+# How long an API server that does not answer is asked again before it is reported.
 API_SECONDS = 60
-# How long one that answers at all may take to say so; kubectl gives up a connection after 30 s, and names the address.
+# How long a working one may take to answer; kubectl gives up a connection after 30 s, and reports the address.
 ANSWER_SECONDS = 45
-# In place of an exit status, and no program's: kubectl came to no end of its own, or could not be started.
+# Instead of an exit status, outside the range of programs: kubectl was cut off, or could not be started.
 NO_END, NOT_STARTED = -1, -2
 CANNOT_START = "cannot be started"
 _AGAIN = "fix what the message reports and run again"
 _BROKE_OFF = "the answer broke off"
-# What kubectl adds to the words of a program in a pod, which may well be about a connection of its own.
+# kubectl's suffix to the output of a program in a pod, which may be about the program's own connection.
 _OWN_END = "command terminated with exit code"
 # sudo and non-interactive SSH leave /usr/local/bin, where k3s is, out of PATH.
 _FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
-# The API server makes this namespace, and makes it again whenever it is gone.
+# The API server creates this namespace, and recreates it whenever it is gone.
 _ANCHOR = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
 # The server validates better than kubectl, which would first fetch all types to check one object.
 _APPLY = ("apply", "--server-side", "--validate=false", f"--field-manager={MANAGER}", "--filename=-")
@@ -59,8 +59,8 @@ class Unreachable(KubectlError):
     """No API server responds, or kubectl is missing."""
 
     def __init__(self, reason: str, next_step: str):
-        # The last line that says so: a list of types that could not be had is a log line, and kubectl then ends with a
-        # type that the server is said not to have.
+        # The last such line: a failed list of types is only a log line, and kubectl then ends with a type that the
+        # server allegedly lacks.
         silent = [_LOGGED.sub("", line).strip()[:300] for line in reason.splitlines() if unreachable(line)]
         super().__init__("an answer", silent[-1] if silent else last_words(reason), next_step)
 
@@ -74,7 +74,7 @@ def unreachable(text: str) -> bool:
 
 
 def lost(code: int, error: str) -> bool:
-    """Whether a call came to no answer, which says nothing about what was asked."""
+    """Whether a call got no answer, which says nothing about the object."""
     return code == NO_END or (code != 0 and unreachable(error) and _OWN_END not in error)
 
 
@@ -85,10 +85,10 @@ def last_words(text: str) -> str:
 
 
 def about(asked: str, error: str) -> str:
-    """kubectl's message without its log lines about API groups that were not asked for.
+    """kubectl's message without its log lines about other API groups.
 
     Before each answer kubectl lists the types of all groups. Those of another server, such as metrics.k8s.io, fail
-    while that server is down; that says nothing about the answer, and of a type that is absent nothing else is known.
+    while that server is down; that says nothing about the answer.
     """
     kept = []
     for line in error.splitlines(keepends=True):
@@ -107,7 +107,7 @@ def parse_items(text: str) -> list[dict]:
 
 
 def whole_json(words, text: str) -> bool:
-    """Whether a call for JSON has all of it. No answer is empty: see Kubectl.existing()."""
+    """Whether the JSON output is complete. A real answer is never empty: see Kubectl.existing()."""
     if "--output=json" not in words:
         return True
     try:
@@ -121,7 +121,7 @@ def _is_anchor(item: dict) -> bool:
 
 
 def as_list(objects: list[dict]) -> str:
-    """The objects as the one document that kubectl reads from its standard input."""
+    """The objects as one document for kubectl's standard input."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
 
 
@@ -129,7 +129,7 @@ def as_list(objects: list[dict]) -> str:
 
 
 def patient(argv, seconds: float) -> Kubectl:
-    """A client that names an API server that is silent for so many seconds, and has asked it twice by then."""
+    """A client that reports an API server after this many seconds of silence, having asked it twice."""
     return Kubectl(argv, limit=(seconds or API_SECONDS) / 2, patience=seconds)
 
 
@@ -137,7 +137,7 @@ class Kubectl:
     """Runs kubectl. Texts go to standard input, so secrets never appear on a command line.
 
     argv: the command, word by word. limit: seconds for one call. patience: seconds for which an idempotent call is
-    repeated while no API server responds. next_step: what to do when none does. calls: how many times kubectl was run.
+    repeated while no API server responds. next_step: what to do if none does. calls: how many times kubectl was run.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Kubectl:
         self._clock, self._sleep = clock, sleep
 
     def run(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
-        """(exit status, output, error) of one call; NOT_STARTED and NO_END where there is no exit status."""
+        """(exit status, output, error) of one call; NOT_STARTED and NO_END if there is no exit status."""
         self.calls += 1
         limit = limit or self._limit
         try:
@@ -177,10 +177,10 @@ class Kubectl:
         return done.returncode, done.stdout, about(f"{' '.join(words)} {text or ''}", done.stderr)
 
     def run_retrying(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
-        """run() for an idempotent call; raises Unreachable when no API server responds in time.
+        """run() for an idempotent call; raises Unreachable if no API server responds in time.
 
-        Time counts from the start of the first call without a response; a call that used up all of it is still made
-        once more where there is patience. Truncated JSON is requested again at least once.
+        Time counts from the start of the first call without a response; a call that used up all of it is still repeated
+        once if there is patience. Truncated JSON is requested again at least once.
         """
         since = None
         while True:
@@ -198,9 +198,9 @@ class Kubectl:
             self._sleep(POLL_SECONDS)
 
     def ask_pod(self, namespace: str, pod: str, argv: list[str], limit: float, whole) -> tuple[int, str, str]:
-        """run() of an exec that is made again, once, where it comes to no end or its output is not whole(words, text).
+        """run() of an exec, repeated once if it does not end or its output is not whole(words, text).
 
-        Raises Unreachable where the API server is silent by then.
+        Raises Unreachable if the API server does not answer by then.
         """
         words = ("exec", "-n", namespace, pod, "--", *argv)
         answer = self._run_whole(words, None, limit, whole)
@@ -210,9 +210,9 @@ class Kubectl:
         return answer
 
     def await_server(self) -> None:
-        """Raises Unreachable where the API server stays silent.
+        """Raises Unreachable if the API server does not answer.
 
-        A call for objects would first ask for the types of all groups, and where packets are dropped dial for minutes.
+        A call for objects would first ask for the types of all groups and, if packets are dropped, dial for minutes.
         """
         self.run_retrying("get", "--raw=/readyz", limit=min(self._limit, ANSWER_SECONDS))
 
@@ -240,20 +240,20 @@ class Kubectl:
         return [], []
 
     def output(self, wanted: str, *words: str, next_step: str = _AGAIN, **options) -> str:
-        """What run_retrying() prints; raises KubectlError where the call fails."""
+        """The output of run_retrying(); raises KubectlError if the call fails."""
         code, out, error = self.run_retrying(*words, **options)
         if code:
             raise KubectlError(wanted, error or out or f"exit status {code}", next_step)
         return out
 
     def existing(self, objects: list[dict], *words: str) -> list[dict]:
-        """Those of the objects that exist; raises KubectlError.
+        """The existing ones of these objects; raises KubectlError.
 
-        Where none does, kubectl prints nothing, and so does a call that is cut off before its first byte. So an object
-        that is always there is asked for too.
+        If none exists, kubectl prints nothing, but so does a call that is cut off before its first byte. So the call
+        also requests an object that always exists.
         """
         words = ("get", "--filename=-", "--ignore-not-found", *words, "--output=json")
-        out = self.output("the objects as they are in the cluster", *words, text=as_list([*objects, _ANCHOR]))
+        out = self.output("the objects in the cluster", *words, text=as_list([*objects, _ANCHOR]))
         return [item for item in parse_items(out) if not _is_anchor(item) or any(map(_is_anchor, objects))]
 
     def apply(self, objects: list[dict], *words: str) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""DaemonSets of other RDMA device plugins, which go before the collection's takes over."""
+"""DaemonSets of other RDMA device plugins, which are removed before the collection's takes over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STEP = "check that the API server responds there, or set another host in device
 
 
 class DaemonSets:
-    """Those of a cluster that are a device plugin."""
+    """The cluster's DaemonSets that are a device plugin."""
 
     def __init__(self, kubectl: list[str], timeout: int):
         self._kubectl, self._timeout = Kubectl(kubectl, next_step=_STEP), timeout
@@ -40,7 +40,7 @@ def plugins(daemon_sets: list[dict]) -> list[dict]:
     for item in daemon_sets:
         for container in item["spec"]["template"]["spec"]["containers"]:
             words = [*container.get("command", []), *container.get("args", [])]
-            # The Go plugin's image has the path as its entry point; its manifests need not name it.
+            # The Go plugin's image has the path as its entry point; its manifests need not contain it.
             if not any("k8s-rdma-shared-d" in word for word in [*words, container.get("image", "")]):
                 continue
             meta = item["metadata"]

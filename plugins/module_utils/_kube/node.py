@@ -1,7 +1,7 @@
 """Cordon, drain and uncordon a node of the cluster.
 
-Annotation and cordon are one patch on the node object, under the collection's field manager: whatever fails afterwards,
-a later run knows whether this collection cordoned the node. A node cordoned by someone else gets no annotation and
+Annotation and cordon are one patch on the node object, under the collection's field manager: after any failure a later
+run knows whether this collection cordoned the node. A node cordoned by someone else gets no annotation and
 stays cordoned. The annotation outlives an administrator's uncordon, the managed field does not: only both prove a
 cordon ours, and an annotation without it is removed.
 """
@@ -29,7 +29,7 @@ _PROTECTED = re.compile(r'evicting pods/"([^"]+)" -n "([^"]+)".*disruption budge
 
 
 class Node:
-    """A node as the API server knows it. timeout: seconds that its pods may take to terminate."""
+    """A node on the API server. timeout: seconds that its pods may take to terminate."""
 
     def __init__(self, kubectl: Kubectl, name: str, timeout: int):
         self._kubectl, self._name, self._timeout = kubectl, name, timeout
@@ -79,10 +79,10 @@ class Node:
         code, out, error = self._kubectl.run_retrying("drain", self._name, *words, limit=self._timeout + 60)
         if code:
             step = "fix what it reports (see kubectl get poddisruptionbudgets --all-namespaces; delete pods without a "
-            step += "controller yourself) and run again; the node stays cordoned, and the run goes on where it left off"
+            step += "controller yourself) and run again; the node stays cordoned, and the run continues from here"
             wanted = f"drained within {self._timeout} s"
             raise Refused.because(f"node {self._name}", wanted, _obstacle(error or out), step)
-        # A pod that tolerates the cordon may be back already; draining again would evict it forever.
+        # A pod that tolerates the cordon may already be back; draining again would evict it forever.
         self._drained = True
 
 
@@ -126,6 +126,6 @@ def plan_uncordon(seen: dict) -> Plan:
 
 
 def _unmark(made: Plan, seen: dict) -> None:
-    """Remove the annotation of a cordon of ours that someone has lifted."""
+    """Remove the annotation of our cordon after someone lifted it."""
     if seen["marked"]:
-        made.change(f"annotation {MARK} of node {seen['name']}", "remove", "set, for a cordon lifted by now", "")
+        made.change(f"annotation {MARK} of node {seen['name']}", "remove", "set, for a cordon that has been lifted", "")

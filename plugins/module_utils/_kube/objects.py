@@ -1,6 +1,6 @@
 """Wanted cluster objects compared with the live ones on the API server.
 
-Pure: what kubectl read in, Plan out. An object is the dict that `kubectl get -o json` gives.
+Pure: kubectl's output in, Plan out. An object is a dict from `kubectl get -o json`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .._core.change import Change, Finding, Plan
 from .kubectl import MANAGER
 from .ownership import OWNER_LABEL, applied, labelled, manager_names, managers, ours
 
-# Deleting these would delete what is not ours: the node, a namespace's content, all objects of the kind.
+# Deleting these would delete foreign things: the node, a namespace's content, all objects of the kind.
 _NEVER_PRUNED = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
 # Objects created by others to which we only add fields.
 _SHARED = frozenset({"Node", "Namespace"})
@@ -24,8 +24,8 @@ _FILLED_IN = ("managedFields", "resourceVersion", "uid", "creationTimestamp", "g
 _ABSENT = object()
 _FIELDS_NAMED, _VALUE_LENGTH = 6, 160
 _SYNC = (
-    "run playbooks/render.yml, commit what it changes, have Flux or Argo CD sync the Git folder, and run again; "
-    "-e cluster_objects_owner=collection has this collection apply it instead"
+    "run playbooks/render.yml, commit its changes, let Flux or Argo CD sync the Git folder, and run again; "
+    "with -e cluster_objects_owner=collection this collection applies it instead"
 )
 
 
@@ -51,7 +51,7 @@ class Key(NamedTuple):
 
 
 def prepare(parts: list[dict]) -> tuple[list[dict], list[Finding]]:
-    """The parts with `wanted`, their objects as they are sent, and problems found in them.
+    """The parts with `wanted`, their objects as sent, and their problems.
 
     A part is what one owner wants: objects, owner, prune_types, takeover_allowed, applied_by, wait.
     """
@@ -96,9 +96,9 @@ def of_all(parts: list[dict]) -> list[dict]:
 
 
 def ways(parts: list[dict]) -> dict[Key, tuple[bool, bool]]:
-    """{object: (force, whether to revert what was changed by hand)}.
+    """{object: (force, whether to revert changes by hand)}.
 
-    force: fields of other managers do not matter: taken over, or from Git, where only values count.
+    force: ignore the fields of other managers: taken over, or from Git, where only values count.
     """
     return {
         Key.of(item): (
@@ -142,7 +142,7 @@ def predictable(wanted: list[dict], live: dict[Key, dict], missing: set[tuple[st
 
 
 def moved(state: dict) -> list[Key]:
-    """The objects whose dry run started from a later version than the one read: what differs may be others' change."""
+    """The objects whose dry run started from a later version than the one read, so differences may be foreign."""
     return [
         key
         for key, predicted in state["predicted"].items()
@@ -166,7 +166,7 @@ def conflict(text: str) -> str | None:
 
 
 def by_hand(clash: str) -> bool:
-    """Whether only kubectl edit, patch, label and the like own the fields: nothing will set them again."""
+    """Whether only kubectl edit, patch, label and the like own the fields, so nothing will set them again."""
     managers = clash.partition(": ")[0].split(", ")
     return all(name.startswith("kubectl-") and name != "kubectl-client-side-apply" for name in managers)
 
@@ -175,10 +175,10 @@ def by_hand(clash: str) -> bool:
 
 
 def plan_parts(state: dict, parts: list[dict]) -> Plan:
-    """What to apply and prune for all parts, and what differs of those that are applied from Git.
+    """What to apply and prune for all parts, and the differences of those applied from Git.
 
     state: down (why no API server answers, or None); live, predicted: {Key: object}; errors: {Key: text};
-    edited: {Key: who holds which fields} of objects changed by hand and predicted as reverted;
+    edited: {Key: managers and their fields} of objects changed by hand and predicted as reverted;
     owned: live objects with an owner's label.
     """
     if state["down"]:
@@ -223,8 +223,8 @@ def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | N
         _refuse_takeover(made, key, clash or f"managed by {others}", takeover_allowed)
     elif error:
         address = f"{key.kind.lower()} {key.name}" + (f" -n {key.namespace}" if key.namespace else "")
-        step = "correct the value it names; to change an immutable field, delete the object first (k3s kubectl delete "
-        step += f"{address}), which stops what runs from it"
+        step = "correct that value; to change an immutable field, delete the object first (k3s kubectl delete "
+        step += f"{address}), which stops its pods"
         made.finding(str(key), "an object that the API server accepts", " ".join(error.split())[:600], step)
     elif live is None:
         made.change(str(key), _first_action(item), "", _text(item))
@@ -258,7 +258,7 @@ def _plan_pruning(made: Plan, owned: list[dict], wanted: list[dict]) -> None:
         if key in kept or item["metadata"].get("ownerReferences"):
             continue
         if key.kind in _NEVER_PRUNED:
-            made.notes.append(f"{key} is no longer wanted but stays: deleting it would delete objects of others")
+            made.notes.append(f"{key} is no longer wanted but stays: deleting it would delete foreign objects")
         else:
             made.change(str(key), "prune", _text(item), "")
 
@@ -267,12 +267,12 @@ def _plan_pruning(made: Plan, owned: list[dict], wanted: list[dict]) -> None:
 
 
 def verify(state: dict, part: dict) -> Plan:
-    """Whether the objects from Git are live as wanted. Differences are findings: nothing here may fix them.
+    """Whether the live objects match those from Git. Differences are findings, because nothing here may fix them.
 
     state: as for plan, with predictions that override other managers' fields, so that only values count.
     """
     made = plan(state, {**part, "takeover_allowed": True})
-    # Left over is what the same tool has applied; a copy that a user made has only its label.
+    # Only objects applied by the same tool are left over; a user's copy has only the label.
     tools = {name for item in state["live"].values() for name in manager_names(item)}
     theirs = [item for item in state["owned"] if not applied(item) and labelled(item, part["owner"])]
     _plan_pruning(made, [item for item in theirs if tools & manager_names(item)], part["wanted"])
@@ -329,7 +329,7 @@ def _text(item: dict) -> str:
 
 
 def stages(items: list[dict]) -> list[list[dict]]:
-    """The objects in the calls that apply them: namespaces and definitions of kinds before what needs them."""
+    """The objects by the calls that apply them: namespaces and custom resource definitions before their users."""
     first = [item for item in items if item["kind"] in ("Namespace", "CustomResourceDefinition")]
     return [stage for stage in (first, [item for item in items if item not in first]) if stage]
 
@@ -366,7 +366,7 @@ _KINDS = {
     "ds": "daemonset", "daemonsets": "daemonset", "deploy": "deployment", "deployments": "deployment",
     "crd": "customresourcedefinition", "crds": "customresourcedefinition",
 }  # fmt: skip
-# What of a status has to equal the number of pods that are wanted.
+# The fields of a status that have to equal the number of wanted pods.
 _ROLLED_OUT = {
     "DaemonSet": ("updatedNumberScheduled", "numberAvailable"),
     "Deployment": ("updatedReplicas", "availableReplicas"),

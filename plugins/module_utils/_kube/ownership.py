@@ -1,7 +1,7 @@
-"""Whose an object is: the one rule for everything that the collection deletes, empties or overwrites.
+"""The owner of an object: one rule for everything that the collection deletes, empties or overwrites.
 
-A label comes along when someone copies an object, and a field manager stays when the label is gone; only both prove an
-object ours. kubectl shows managers where SHOW is among its arguments.
+A copied object keeps its label, and a field manager stays when the label is gone; only both prove an object ours.
+kubectl shows managers only with SHOW among its arguments.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def manager_names(item: dict) -> set[str]:
 
 
 def managers(item: dict) -> str:
-    """Who manages the object, for a finding."""
-    return ", ".join(sorted(manager_names(item))) or "nobody by name"
+    """The managers of the object, for a finding."""
+    return ", ".join(sorted(manager_names(item))) or "no named manager"
 
 
 def labelled(item: dict, owner: str) -> bool:
@@ -34,7 +34,7 @@ def applied(item: dict) -> bool:
 
 
 def has_set(item: dict, *path: str) -> bool:
-    """Whether we were the last to set a field, such as ("spec", "replicas"); whoever unsets it ends that."""
+    """Whether we were the last to set a field, such as ("spec", "replicas"), and nobody has unset it since."""
     keys = [f"f:{name}" for name in path]
     for entry in item["metadata"].get("managedFields") or []:
         fields = entry.get("fieldsV1") or {}
@@ -51,8 +51,8 @@ def ours(item: dict, owner: str) -> bool:
 
 
 def tests_namespace(kubectl: Kubectl, name: str) -> bool:
-    """Whether the namespace of test pods exists; Refused where it is not ours to use, empty and delete."""
-    # A list, which is printed even of nothing: half an answer is not taken for an absence.
+    """Whether the namespace of test pods exists; Refused if it is not ours to use, empty and delete."""
+    # A list is printed even if empty, so half an answer does not look like an absence.
     namespaces = kubectl.items("namespaces", f"--field-selector=metadata.name={name}", SHOW)
     refused = [foreign_namespace(item) for item in namespaces if not ours(item, TESTS)]
     if refused:
@@ -61,11 +61,11 @@ def tests_namespace(kubectl: Kubectl, name: str) -> bool:
 
 
 def foreign_namespace(item: dict) -> Finding:
-    """Why test pods cannot use a namespace that someone else has made."""
+    """Why test pods cannot use a foreign namespace."""
     label = (item["metadata"].get("labels") or {}).get(OWNER_LABEL)
     return Finding(
         f"namespace {item['metadata']['name']}",
-        f"one that does not exist, or that test pods have made: with label {OWNER_LABEL}={TESTS}, applied by {MANAGER}",
+        f"one that does not exist, or that the tests created: with label {OWNER_LABEL}={TESTS}, applied by {MANAGER}",
         f"one with {f'label {OWNER_LABEL}={label}' if label else 'no such label'}, managed by {managers(item)}",
-        "set verification_namespace to a name that nobody uses; all pods in it and the namespace itself are deleted",
+        "set verification_namespace to an unused name; all pods in it and the namespace itself are deleted",
     )

@@ -12,7 +12,7 @@ import re
 # More than the 8 MiB that containers may lock unless the limit of the service that starts them was raised.
 REGISTERED = 16 * 2**20
 _REGISTER_PORT = 18599
-# The script's last line: without it an answer is not whole.
+# The script's last line: without it an answer is incomplete.
 END = "@@."
 
 # $1: a name to resolve. $2: that of another pod, which CoreDNS may learn of some seconds late.
@@ -123,12 +123,12 @@ def whole(_words, text: str) -> bool:
 
 
 def unanswered(reason: str) -> str:
-    """In place of an answer, where none came that is whole: nothing of the pod is known then."""
+    """Replaces an incomplete answer: nothing about the pod is known then."""
     return f"@@ unanswered\n{' '.join(reason.split())}\n@@= 1\n"
 
 
 def sections(text: str) -> dict:
-    """{name: (exit status, [lines])}; the status is None where the output was cut off."""
+    """{name: (exit status, [lines])}; the status is None if the output was cut off."""
     parts: dict = {}
     name, lines = None, []
     for line in text.splitlines():
@@ -147,7 +147,7 @@ def sections(text: str) -> dict:
 
 
 def parse(text: str) -> dict:
-    """The script's output as data; what could not be read is None, with the reason under `missing`."""
+    """The script's output as data; unreadable parts are None, with the reason under `missing`."""
     said = sections(text)
     missing = {}
     for name, (code, lines) in said.items():

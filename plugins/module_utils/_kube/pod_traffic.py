@@ -13,7 +13,7 @@ from .kubectl import Kubectl, Unreachable, last_words, lost
 _PATIENCE = 10
 _TRIES = 3
 _KEPT = 2000
-# The first output of a server's exec, as servers are quiet: without it nobody knows that one was started.
+# The first output of a server's exec, because servers are quiet: it proves that one was started.
 STARTED = "@@ started"
 _ANNOUNCED = ["sh", "-c", f'echo "{STARTED}"; exec "$@"', "server"]
 # Parallel tests of a round, each with two execs through the API server.
@@ -21,7 +21,7 @@ _AT_ONCE = 32
 
 
 def send_all(kubectl: Kubectl, namespace: str, tests: list[dict], params: dict, at_once: int = 1) -> list[dict]:
-    """The result of each test; ok is None, with the reason as error, where its output is lost or truncated.
+    """The result of each test; ok is None, with the reason as error, if its output is lost or truncated.
 
     params: seconds (a bandwidth test sends), limit (seconds for one test).
     """
@@ -70,7 +70,7 @@ def _send(kubectl: Kubectl, namespace: str, test: dict, params: dict) -> dict:
             server.kill()
             said = server.communicate()[0]
     if result["ok"] is False:
-        # Where the server's exec broke off nobody was there to be reached, which tells nothing of the path.
+        # If the server's exec broke off there was nothing to reach, which says nothing about the path.
         _before, started, words = said.decode(errors="replace").rpartition(STARTED)
         reason = ""
         if status is None and not started:

@@ -4,9 +4,9 @@ Pure. Standard library only: the pods are planned on the controller, their traff
 addresses are known.
 
 Kinds of pod on each node. `workload`: uid 1000, one resource, one attachment, within the profile `restricted`.
-`claim`: the same with a claim (DRA), where both are served. `aligned`: a claim for a GPU and an HCA at one PCIe root.
+`claim`: the same with a claim (DRA), if both are served. `aligned`: a claim for a GPU and an HCA at one PCIe root.
 `seed`: root with IPC_LOCK added, as published guides write it. `rails`: every rail at once, net1 to netN. `host`: in
-the node's own network, for verbs of HCAs that carry none from another network namespace (soft-RoCE).
+the node's own network, for HCAs without verbs in other network namespaces (soft-RoCE).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMESPACE_LABELS = {
     "app.kubernetes.io/managed-by": "gpufabric.rdma",
     OWNER_LABEL: TESTS,
 }
-# Of the node's own tools, see containerd.tools.
+# Paths of the node's own tools, see containerd.tools.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
@@ -37,7 +37,7 @@ TOLERATIONS = (
     {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"},
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
 )
-# A headless Service over the workload pods: by such names the ranks of MPI and torchrun reach each other.
+# A headless Service over the workload pods: ranks of MPI and torchrun reach each other by such names.
 PEERS = "peers"
 # Pods end on their own in case an interrupted run does not remove them.
 _DEADLINE = 1800
@@ -46,7 +46,7 @@ SOFTWARE_REASON = (
     "node's network tests them instead"
 )
 NO_IMAGE = (
-    "containerd's configuration names no image of sandboxes (sandbox_image), over which the node's own tools are "
+    "containerd's configuration has no sandbox image (sandbox_image), over which the node's own tools are "
     "mounted; set verification_image to an image with the tools"
 )
 
@@ -60,7 +60,7 @@ def find_node(host: dict, nodes: list[dict]):
 
 
 def find_nodes(hosts: list[dict], nodes: list[dict]) -> dict:
-    """{host: its cluster node, or None}, without a look at each node for each host."""
+    """{host: its cluster node, or None}, without comparing each node with each host."""
     by_name: dict = {}
     by_address: dict = {}
     for number, node in enumerate(nodes):
@@ -88,7 +88,7 @@ def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
     order.
 
     host: host, rails (index, hca, port, netdev, link_layer, kind, char_devices, traffic_class), netdevs. networks: as
-    nad_lint.from_objects gives them. Each rail comes with `networks`, those that the node itself has on its netdev.
+    from nad_lint.from_objects. Each rail has `networks`, those of the node itself on its netdev.
     """
     known = [{**rail, "networks": _own_networks(host["netdevs"].get(rail["netdev"]))} for rail in host["rails"]]
     rails = {own_resource(rail["index"]): rail for rail in known}
@@ -127,7 +127,7 @@ def _over_dra(host: dict, node: dict, rails: list[dict], networks: list[dict]):
 
 
 def _own_networks(netdev) -> list[str]:
-    """Networks of a netdev's addresses; not the link-local ones, which say nothing about a shared wire."""
+    """Networks of a netdev's addresses; not the link-local ones, which say nothing about a shared link."""
     held = [ipaddress.ip_interface(address) for address in (netdev or {}).get("addresses") or []]
     return sorted(
         {str(interface.network) for interface in held if not (interface.ip.is_link_local or interface.ip.is_loopback)}
@@ -138,12 +138,11 @@ def _own_networks(netdev) -> list[str]:
 
 
 def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
-    """namespace, objects (to apply) and pods (what each is for).
+    """namespace, objects (to apply) and pods (with their purpose).
 
     hosts: see rails_of, and netdevs, tools (as from containerd.tools). cluster: nodes, networks, nads (objects).
     options: namespace, image (None: the node's own tools), gpu_class (DeviceClass of GPUs, "" for none).
-    A host that is not a cluster node, has no resource or no
-    image gets no pod and is listed under `left_out` with the reason.
+    A host that is not a cluster node, or has no resource or image, gets no pod; `left_out` lists it with the reason.
     """
     pods, manifests, left_out, used = [], [], {}, {}
     known = core_text.names(sorted(item["name"] for item in cluster["nodes"])) or "none"
@@ -198,19 +197,19 @@ def peers_service(namespace: str) -> dict:
         "spec": {
             "clusterIP": "None",
             "selector": {"rdma.gpufabric.io/test": "workload"},
-            # As with a training job's: the ranks look for each other before any of them is ready.
+            # Like a training job's: the ranks look for each other before any of them is ready.
             "publishNotReadyAddresses": True,
         },
     }
 
 
 def _host_name(pod: dict) -> str:
-    """A pod's name as one label of DNS."""
+    """A pod's name as one DNS label."""
     return pod["name"].replace(".", "-")
 
 
 def _name_peers(pods: list[dict]) -> None:
-    """Each workload gets the next one to resolve, the last one the first; on one node its own name."""
+    """Each workload resolves the next one, the last one the first; on a single node its own name."""
     carrying = [pod for pod in pods if pod["kind"] == "workload"]
     for pod, other in zip(carrying, [*carrying[1:], *carrying[:1]]):
         pod["peer"] = {"pod": other["name"], "name": f"{_host_name(other)}.{PEERS}"}
@@ -226,7 +225,7 @@ def _definitions(nads: list[dict], used: dict) -> list[dict]:
 
 
 def _copied(nad: dict, namespace: str) -> dict:
-    """The definition in the namespace of the tests: where namespaces are isolated, pods cannot use another's."""
+    """The definition in the tests' namespace, because pods in isolated namespaces cannot use another's."""
     annotations = nad["metadata"].get("annotations") or {}
     kept = {key: value for key, value in annotations.items() if key == RESOURCE}
     metadata = {"name": nad["metadata"]["name"], "namespace": namespace, **({"annotations": kept} if kept else {})}
@@ -246,7 +245,7 @@ def _pod(kind: str, host: dict, node: dict, served: list[dict]) -> dict:
         "host": host["host"],
         "node": node["name"],
         "resources": list(dict.fromkeys(item["resource"] for item in served if item["resource"])),
-        # Of a claim: {its name: DeviceClass}.
+        # For a claim: {its name: DeviceClass}.
         "requests": {f"rail-{item['rail']['index']}": item["class"] for item in served if item["class"]},
         "rails": [item["rail"] for item in served if item["rail"]],
         "attachments": [
@@ -262,7 +261,7 @@ def _pod(kind: str, host: dict, node: dict, served: list[dict]) -> dict:
 
 
 def template(pod: dict, namespace: str) -> dict:
-    """What a pod's claim is made from."""
+    """The template of a pod's claim."""
     devices: dict = {
         "requests": [{"name": name, "exactly": {"deviceClassName": kind}} for name, kind in pod["requests"].items()]
     }
@@ -339,7 +338,7 @@ def mount_tools(spec: dict, tools: dict) -> None:
     spec["volumes"] = [{"name": name, "hostPath": {"path": tools["mounts"][path]}} for path, name in names.items()]
     spec["containers"][0].update(
         image=tools["image"],
-        # A node that runs pods has this image, and no registry is asked for it.
+        # A node that runs pods has this image, so no registry is needed.
         imagePullPolicy="Never",
         env=[{"name": "PATH", "value": PATH}],
         volumeMounts=[{"name": name, "mountPath": path, "readOnly": True} for path, name in names.items()],
@@ -352,8 +351,8 @@ def mount_tools(spec: dict, tools: dict) -> None:
 def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
     """tests (ping, rping and ib_write_bw between the pods of neighbouring nodes) and left_out, each with its reason.
 
-    answers: {pod name: parsed probe}. Each rail's nodes form a chain, or several where the nodes' own addresses on the
-    rail lie in different networks, as on the host. Tests have the form that _traffic.fabric runs.
+    answers: {pod name: parsed probe}. Each rail's nodes form a chain, or several if the nodes' own addresses on the
+    rail are in different networks, as on the host. Tests have the form that _traffic.fabric runs.
     """
     tests, left_out = [], []
     unknown = {pod["host"]: answers[pod["name"]] for pod in pods if _unanswered(answers.get(pod["name"]))}
@@ -379,7 +378,7 @@ def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
 
 
 def _chains(ends: list[dict]) -> list[list[dict]]:
-    """The ends in order, as one chain unless two of them are known to be on different wires."""
+    """The ends in order, as one chain unless two of them are known to be on different links."""
     chains: list[list[dict]] = []
     for end in ends:
         for chain in chains:
@@ -419,7 +418,7 @@ def _alone(end: dict, chains: list[list[dict]], unknown: dict) -> dict:
         there = ", ".join(f"{other['host']} {' '.join(other['networks'])}" for other in others[:3])
         what, reason = "wire", f"no peer in {here}: rail {end['rail']} of {there}"
     elif silent:
-        what, reason = "peer", f"no peer: the test pod on {silent[0]} gave no answer"
+        what, reason = "peer", f"no peer: the test pod on {silent[0]} did not answer"
     else:
         what, reason = "peer", "no peer: no other node runs a test pod on this rail"
     return {"rail": end["rail"], "host": end["host"], "what": what, "reason": reason}
@@ -467,7 +466,7 @@ def one_a_node(ends: list[dict]) -> list[dict]:
 
 
 def gid_index(gids: list[dict], hca: str, ip):
-    """Index of the RoCE v2 GID of an address in the pod's own table; None when it is missing."""
+    """Index of the RoCE v2 GID of an address in the pod's own table; None if it is missing."""
     for gid in gids:
         if gid["hca"] == hca and gid["type"] == "RoCE v2" and ip and gid_address(gid["gid"]) == ip:
             return gid["index"]
@@ -475,7 +474,7 @@ def gid_index(gids: list[dict], hca: str, ip):
 
 
 def gid_address(gid: str) -> str | None:
-    """The address that a RoCE GID encodes; None where the text is no GID."""
+    """The address in a RoCE GID; None if the text is not a GID."""
     try:
         address = ipaddress.IPv6Address(gid)
     except ValueError:
@@ -490,7 +489,7 @@ def _verbs(client: dict, server: dict, ports: dict) -> list[dict]:
             continue  # rdma_cm resolves IP addresses only
         port = ports[server["node"]]
         ports[server["node"]] += 1
-        # ib_write_bw exchanges its queue pair numbers over TCP, for which the pod network is enough.
+        # ib_write_bw exchanges its queue pair numbers over TCP; the pod network is enough for that.
         address = server["ip"] or server["management"]
         if address is None:
             continue
@@ -517,8 +516,8 @@ def _test(tool: str, client: dict, server: dict, address, port: int) -> dict:
     }
 
 
-# A file capability that the pod's bounding set lacks makes the kernel refuse the program (126). Run by the loader the
-# same program has none, and sends through a ping socket.
+# The kernel refuses (126) a program with a file capability that the pod's bounding set lacks. Run by the loader, the
+# same program has no capability and sends through a ping socket.
 _PING = """ping "$@"; code=$?
 [ "$code" = 126 ] || exit "$code"
 for loader in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1; do

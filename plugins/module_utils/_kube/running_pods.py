@@ -22,7 +22,7 @@ UNRECOVERABLE = (
 
 
 def state(item: dict, events: list[dict]) -> dict:
-    """Phase, whether it is ready, and all reasons from Kubernetes."""
+    """Phase, readiness, and all reasons from Kubernetes."""
     status, name = item.get("status") or {}, item["metadata"]["name"]
     reasons = [
         f"{condition.get('reason')}: {condition.get('message')}"
@@ -78,7 +78,7 @@ def wait_for_pods(kubectl: Kubectl, namespace: str, names: list[str], seconds: f
 
 
 def wait_for_dns(kubectl: Kubectl, seconds: float, clock=time) -> None:
-    """Until the cluster's DNS service has an endpoint that is ready, or the time is up.
+    """Wait until the cluster's DNS service has a ready endpoint, or the time is up.
 
     CoreDNS tolerates no startup taint, so on a new cluster it starts when the test pods do.
     """
@@ -87,7 +87,7 @@ def wait_for_dns(kubectl: Kubectl, seconds: float, clock=time) -> None:
         try:
             slices = kubectl.items("endpointslices.discovery.k8s.io", "-A", "--selector=k8s-app=kube-dns")
         except KubectlError:
-            return  # the pods are asked all the same, and what they say of the name counts
+            return  # the pods are asked anyway, and their answer counts
         endpoints = [endpoint for part in slices for endpoint in part.get("endpoints") or []]
         if any((endpoint.get("conditions") or {}).get("ready") for endpoint in endpoints):
             return
@@ -99,7 +99,7 @@ def wait_for_dns(kubectl: Kubectl, seconds: float, clock=time) -> None:
 def ask(
     kubectl: Kubectl, namespace: str, names: list[str], resolve: str, peers: dict[str, str] | None = None
 ) -> dict[str, str]:
-    """The script's output in each pod, or the reason why it could not run or its output is truncated.
+    """The script's output in each pod, or the reason why it could not run or is truncated.
 
     resolve: a Service's name that every pod looks up. peers: {pod: name of another pod that it looks up}.
     """
@@ -109,7 +109,7 @@ def ask(
         try:
             return silent[0] if silent else _ask(kubectl, namespace, name, resolve, (peers or {}).get(name, ""))
         except Unreachable as nobody:
-            # None of the others is waited for as long.
+            # The other pods do not wait that long.
             silent.append(pod_probe.unanswered(nobody.reason))
             return silent[0]
 
@@ -122,7 +122,7 @@ def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str, peer: str) -
     code, said, error = kubectl.ask_pod(namespace, name, argv, 120, pod_probe.whole)
     if code == 0:
         return said
-    # The API server that says so, twice, has an answer: the kubelet gives it none.
+    # An API server that reports this twice does answer: the kubelet does not.
     if lost(code, error) and "error dialing backend" not in error:
         return pod_probe.unanswered(f"asked twice: {last_words(error)}")
     return f"@@ exec\n{error.strip()}\n@@= {code}\n"
@@ -132,7 +132,7 @@ def run(kubectl: Kubectl, params: dict) -> dict:
     """Effect: apply the pods, wait for them, probe each, send between them. pods, claims, answers, traffic, seconds.
 
     params: namespace, objects, pods, traffic (bool), resolve, port, seconds, limit, wait_seconds, removed_afterwards.
-    unanswered of the result: why the rest is not known, where the API server fell silent. removed: what remove() gave.
+    Result: unanswered says why the rest is unknown if the API server stopped answering; removed is that of remove().
     """
     result: dict = {"pods": {}, "claims": [], "answers": {}, "traffic": {"tests": [], "left_out": []}, "seconds": {}}
     result["unanswered"] = None
@@ -149,7 +149,7 @@ def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
     namespace, pods, seconds = params["namespace"], params["pods"], result["seconds"]
     start = time.monotonic()
     if ownership.tests_namespace(kubectl, namespace):
-        # A pod cannot be changed, and in a namespace that is ending nothing can be made.
+        # Pods cannot be changed, and nothing can be created in a terminating namespace.
         words = ("delete", "namespace", namespace, "--ignore-not-found", f"--timeout={params['wait_seconds']}s")
         kubectl.output("the test pods of an earlier run deleted", *words, limit=params["wait_seconds"] + 20)
     code, said, error = kubectl.apply(params["objects"], "--force-conflicts")
@@ -180,16 +180,16 @@ def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
 
 
 def remove(kubectl: Kubectl, namespace: str, seconds: int) -> dict:
-    """Remove the namespace with all that is in it, if it is ours, and wait for the end of the pods in it.
+    """Remove the namespace with all its content, if it is ours, and wait for its pods to end.
 
-    The namespace itself goes in its own time: nothing runs in it by then, and the next run waits for it.
-    left: what is left after so many seconds. unanswered: why it is not known whether something is.
+    The namespace itself may end later: nothing runs in it by then, and the next run waits for it.
+    left: what is left after this many seconds. unanswered: why it is unknown whether anything is left.
     """
     space = ["delete", "namespace", namespace, "--ignore-not-found", "--wait=false"]
     pods = ["delete", "pods", "--all", "-n", namespace, "--ignore-not-found", f"--timeout={seconds}s"]
     for _try in range(2):
         try:
-            # The deletion may take all the time there is: a silent API server shows here, sooner.
+            # The deletion may use all the time: a silent API server shows sooner here.
             if not ownership.tests_namespace(kubectl, namespace):
                 return {"left": None, "unanswered": None}
         except Unreachable as silent:
@@ -197,7 +197,7 @@ def remove(kubectl: Kubectl, namespace: str, seconds: int) -> dict:
         except KubectlError as failed:
             return {"left": last_words(failed.reason), "unanswered": None}
         except Refused:
-            return {"left": None, "unanswered": None}  # nothing of ours is in it, and run() has said so
+            return {"left": None, "unanswered": None}  # it has nothing of ours, as run() has reported
         for words in (space, pods):
             code, said, error = kubectl.run(*words, limit=seconds + 20)
             if code:
@@ -218,7 +218,7 @@ def inspect_pod(kubectl: Kubectl, pod: str, offered: dict) -> dict:
 
 
 def _claims(item: dict, known: list[dict]) -> dict:
-    """{name in the pod: its claim as dra.claim gives it, None where there is none yet}."""
+    """{name in the pod: its claim as from dra.claim, None if there is none yet}."""
     names = {claim["name"]: claim.get("resourceClaimName") for claim in item["spec"].get("resourceClaims") or []}
     status = item.get("status") or {}
     names.update((claim["name"], claim.get("resourceClaimName")) for claim in status.get("resourceClaimStatuses") or [])

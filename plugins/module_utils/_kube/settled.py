@@ -1,4 +1,4 @@
-"""What several modules would change on a node, decided as they do."""
+"""What several modules would change on a node, by their own planners."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .._k3s import state as k3s_state
 
 
 def settled(asked: dict, root: str, run: Callable) -> dict[str, Any]:
-    """unsettled, {name: objects that would change or have a finding}, and contents, {path: text} that node_files ask.
+    """unsettled, {name: objects that would change or have a finding}, and contents, {path: text} for node_files.
 
-    asked: as the option `settled` of node_facts.
+    asked: the option `settled` of node_facts.
     """
     plans, contents, further = {}, {}, {}
     for name, given in asked["node_files"].items():

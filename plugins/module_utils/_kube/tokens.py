@@ -1,4 +1,4 @@
-"""Tokens of service accounts, created where they are missing."""
+"""Tokens of service accounts, created if they are missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLL_SECONDS = 1
 
 
 def secret(namespace: str, account: str) -> dict:
-    """A secret that the token controller fills in. It is deleted with the account."""
+    """A secret that the token controller fills in, and that is deleted with the account."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

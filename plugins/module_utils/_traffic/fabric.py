@@ -1,4 +1,4 @@
-"""The two ends of a test between nodes or pods: their commands, what the tools print, their processes.
+"""The two ends of a test between nodes or pods: their commands, the tools' output, their processes.
 
 Commands and parsers are pure.
 """
@@ -53,7 +53,7 @@ def parse(tool: str, code: int, output: str, seconds: int) -> dict:
     gbps = value if "BW average[Gb/sec]" in output else value * 2**20 * 8 / 1e9
     note = None
     if value == 0:
-        # Where the CPU clock is unreliable (emulation) perftest divides by zero.
+        # If the CPU clock is unreliable (emulation) perftest divides by zero.
         gbps = writes * _MESSAGE * 8 / seconds / 1e9
         note = f"counted: {writes} writes in {seconds} s, because ib_write_bw could not trust the CPU clock"
     return {
@@ -79,7 +79,7 @@ def refused(output: str) -> bool:
 
 
 def told(output: str) -> bool:
-    """Whether a tool names a fault, and did not just say less than it should."""
+    """Whether a tool reports a fault, instead of just printing too little."""
     return _TELLING.search(output) is not None
 
 
@@ -119,7 +119,7 @@ def end_process(pid: int, born) -> None:
 
 
 def started_at(pid: int):
-    """Start time of a process in ticks since boot; None when it is gone (a zombie is gone)."""
+    """Start time of a process in ticks since boot; None if it is gone (a zombie is gone)."""
     fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] != "Z" else None
 

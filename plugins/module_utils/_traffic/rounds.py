@@ -2,7 +2,7 @@
 
 A node enters a round only after all its tests of the previous round have ended, and a test needs both ends; so no HCA
 serves two rounds at once, without a coordinator. All nodes compute the same deadline for each round from their own
-start, so a lost peer costs the rounds it was part of, never the run.
+start, so a lost peer costs only its own rounds, never the run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def cuda(path: str) -> dict:
 
 
 def users(processes: list[dict], hcas: list[dict]) -> dict:
-    """{HCA: [who]} of processes that have its uverbs device open, which is what traffic needs."""
+    """{HCA: [process]} of processes that have its uverbs device open, which traffic needs."""
     names = {f"/dev/infiniband/{hca['char_devices']['uverbs']}": hca["name"] for hca in hcas}
     by_hca: dict = {}
     for process in processes:
@@ -66,7 +66,7 @@ def users(processes: list[dict], hcas: list[dict]) -> dict:
 
 
 def command(step: dict, seconds: int, path: str = TOOL) -> list[str]:
-    """One end of a test; of ib_write_bw on the CPUs near its HCA, where the node's facts list them."""
+    """One end of a test; ib_write_bw runs on the CPUs near its HCA, if the node's facts list them."""
     test, role = step["test"], step["role"]
     side = test[role]
     argv = (fabric.server_command if role == "server" else fabric.client_command)(test, seconds)
@@ -116,7 +116,7 @@ def _step(step: dict, deadline: float, options: dict, node: tuple[Tree, Seams], 
         "role": step["role"],
         **outcome,
         **({} if tos is None else {"tos": tos}),
-        # None where the NIC's driver does not tell priorities apart.
+        # None if the NIC's driver does not tell priorities apart.
         "by_priority": counters.rises(sent, sent_since) if sent and sent_since else None,
         "counters": counters.rises(before, after),
         "counters_read": bool(before and after),
@@ -181,7 +181,7 @@ def start(rounds: list[dict], options: dict, root: str = "/", modules=()) -> Non
 
 
 def _detach(state: str) -> None:
-    """Start a new session and close the caller's files, whose connection ends once the last of them is closed."""
+    """Start a new session and close the caller's files, because its connection lasts until all are closed."""
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.chdir("/")
@@ -203,7 +203,7 @@ def _work(rounds: list[dict], options: dict, tree: Tree, state: str) -> None:
 
 def collect(wait_seconds: float, root: str = "/", clock=time) -> dict:
     """Effect: wait for the process to end, then remove its files. results, modules (those that were loaded before), and
-    error when it did not finish.
+    error if it did not finish.
     """
     state = os.path.join(root, STATE)
     deadline = clock.monotonic() + wait_seconds

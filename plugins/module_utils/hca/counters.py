@@ -1,4 +1,4 @@
-"""Error and congestion counters of an RDMA port, what its NIC counts by priority, and the CPU frequency governors.
+"""Error and congestion counters of an RDMA port, its NIC's counters by priority, and the CPU frequency governors.
 
 Sources: Documentation/ABI/stable/sysfs-class-infiniband (counters and hw_counters),
 Documentation/ABI/testing/sysfs-class-net-statistics, drivers/infiniband/sw/rxe/rxe_hw_counters.c; sizes of the
@@ -88,7 +88,7 @@ STOPS = {
 }
 
 
-# Bytes, pause frames and drops by priority, and what concerns all priorities.
+# Bytes, pause frames and drops by priority, and those for all priorities.
 _BY_PRIORITY = re.compile(
     r"[rt]x_(prio[0-7]_(bytes|pause|(buf_|cong_)?discards?)|global_pause)|rx_discards_phy|tx_pause_storm_\w+_events"
 )
@@ -96,7 +96,7 @@ _LIFESPAN_MS, _LONGEST_MS = 10, 1000
 
 
 def read(tree: Tree, hca: str, port: int, netdev: Optional[str] = None) -> dict[str, int]:
-    """{name: value} of the counters above that this port has; empty where none can be read."""
+    """{name: value} of the counters above that this port has; empty if none can be read."""
     base = f"{paths.INFINIBAND}/{hca}/ports/{port}"
     found = {}
     for directory, names, prefix in (
@@ -112,14 +112,14 @@ def read(tree: Tree, hca: str, port: int, netdev: Optional[str] = None) -> dict[
 
 
 def by_priority(statistics: Optional[dict[str, int]]) -> dict[str, int]:
-    """Those of a NIC's statistics that tell priorities apart; empty where its driver has none, as for soft-RoCE."""
+    """A NIC's statistics by priority; empty if its driver has none, as for soft-RoCE."""
     if not any(name.startswith("tx_prio") for name in statistics or ()):
         return {}
     return {name: value for name, value in (statistics or {}).items() if _BY_PRIORITY.fullmatch(name)}
 
 
 def refresh_seconds(tree: Tree, hca: str, port: int) -> float:
-    """How old hw_counters may be: the kernel asks the hardware anew only after this time."""
+    """How old hw_counters may be: the kernel only asks the hardware again after this time."""
     lifespan = integer(tree.read(f"{paths.INFINIBAND}/{hca}/ports/{port}/hw_counters/lifespan"))
     return min(_LIFESPAN_MS if lifespan is None else max(lifespan, 0), _LONGEST_MS) / 1000
 

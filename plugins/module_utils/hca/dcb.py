@@ -1,7 +1,7 @@
-"""RoCE settings of a NIC: which priority a DSCP gets, which priorities pause (PFC), and who decides it.
+"""RoCE settings of a NIC: the priority of each DSCP, the priorities with pause (PFC), and who controls them.
 
-Sources: include/uapi/linux/{dcbnl,ethtool}.h and net/dcb/dcbnl.c for one RTM_GETDCB a netdev, drivers/net/ethernet/
-mellanox/mlx5/core/en_dcbnl.c for what mlx5 means by it; MOFED adds files. Pauses by priority are in a NIC's statistics.
+Sources: include/uapi/linux/{dcbnl,ethtool}.h and net/dcb/dcbnl.c for one RTM_GETDCB per netdev, drivers/net/ethernet/
+mellanox/mlx5/core/en_dcbnl.c for its meaning in mlx5; MOFED adds files. Pauses by priority are in a NIC's statistics.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _APP, _DSCP = 1, 5  # DCB_ATTR_IEEE_APP, IEEE_8021QAZ_APP_SEL_DSCP
 _HOST = 1  # DCB_CAP_DCBX_HOST
 _SCHEDULERS = {0: "strict", 1: "cb-shaper", 2: "ets", 255: "vendor"}
 _SIOCETHTOOL, _GET_PAUSE = 0x8946, 0x12
-# Where a node has the programs that set it.
+# Paths of the programs that set it.
 PROGRAMS = ("dcb", "ethtool")
 _FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/opt/mellanox/iproute2/sbin")
 
 
 def state(tree: Tree, ask: Callable[[str], dict[str, Any]], hcas: list[dict[str, Any]], rails: list[dict[str, Any]]):
-    """{programs: of dcb and ethtool those that are installed, nics: a row for each rail over Ethernet}.
+    """{programs: the installed ones of dcb and ethtool, nics: a row for each rail over Ethernet}.
 
-    In a row null is what the driver does not let anybody set, a text what cannot be known. ask: the seam `qos`.
+    In a row null is a setting that the driver does not offer, a text one that cannot be known. ask: the seam `qos`.
     """
     there = [netdev for hca in hcas for netdev in hca["netdevs"] if netdev["type"] == "ether" and netdev["mac"]]
     netdevs = {netdev["name"]: netdev for netdev in there}
@@ -55,7 +55,7 @@ def _row(tree: Tree, ask: Callable[[str], dict[str, Any]], rail: dict[str, Any],
         "netdev": netdev["name"],
         "pci": rail["pci"],
         **{key: netdev[key] for key in ("mac", "management")},
-        # mlx5 trusts the DSCP for as long as there is an entry for one.
+        # mlx5 trusts the DSCP as long as there is an entry for one.
         "trust": tree.read(f"{base}/qos/trust_state") or trust,
         **answer,
         "ecn": {side: _enabled(tree, f"{base}/ecn/roce_{side}/enable") for side in ("np", "rp")},
@@ -69,12 +69,12 @@ def _enabled(tree: Tree, folder: str) -> Optional[list[int]]:
 
 
 def read(netdev: str) -> dict[str, Any]:
-    """The netdev's KEYS and `pause`, by one question to rtnetlink and one ioctl."""
+    """The netdev's KEYS and `pause`, by one rtnetlink request and one ioctl."""
     return {**asked(lambda: parsed(_answer(netdev)), KEYS), **asked(lambda: _pause(netdev), ("pause",))}
 
 
 def asked(call: Callable[[], dict[str, Any]], keys: tuple[str, ...]) -> dict[str, Any]:
-    """What a call returns; null for each key where the driver has no such settings, else the reason."""
+    """The result of a call; null for each key if the driver has no such settings, else the reason."""
     try:
         return call()
     except OSError as error:
@@ -95,14 +95,14 @@ def _answer(netdev: str) -> bytes:
 def parsed(answer: bytes) -> dict[str, Any]:
     """KEYS of an answer; OSError for an error of the kernel, ValueError or struct.error for half an answer.
 
-    A DSCP may have several entries, and which of them counts is the driver's: all are there.
+    A DSCP may have several entries; the driver decides which one counts, so all are returned.
     """
     length, kind, *_rest = netlink.HEADER.unpack_from(answer)
     if kind == netlink.ERROR:
         number = -struct.unpack_from("=i", answer, netlink.HEADER.size)[0]
         raise OSError(number, os.strerror(number))
     if length > len(answer) or kind != _GET_DCB:
-        raise ValueError("no whole answer")
+        raise ValueError("incomplete answer")
     top = dict(netlink.attributes(answer[netlink.HEADER.size + _DCB.size : length]))
     ieee = dict(netlink.attributes(top[_IEEE])) if _IEEE in top else {}
     mapped: dict[str, list[int]] = {}
@@ -120,7 +120,7 @@ def parsed(answer: bytes) -> dict[str, Any]:
 
 
 def _pfc(data: bytes) -> dict[str, Any]:
-    """delay: of the cable and both ends, in bit times or, as mlx5 has it, metres of cable."""
+    """delay: of the cable and both ends, in bit times or, with mlx5, metres of cable."""
     capable, mask, _bypass, delay = struct.unpack_from("=BBBxH", data)
     on = [number for number in PRIORITIES if mask >> number & 1]
     return {"priorities": on, "capable": capable, "delay": delay}
@@ -141,13 +141,13 @@ def _buffers(data: bytes) -> dict[str, Any]:
 
 
 def _pause(netdev: str) -> dict[str, Any]:
-    """Pause frames for the whole port; what autonegotiation makes of it is not asked."""
+    """Pause frames for the whole port, before autonegotiation."""
     _command, _negotiate, rx, tx = struct.unpack("=4I", ethtool(netdev, struct.pack("=4I", _GET_PAUSE, 0, 0, 0)))
     return {"pause": {"rx": bool(rx), "tx": bool(tx)}}
 
 
 def ethtool(netdev: str, fields: bytes, room: int = 0) -> bytes:
-    """What the driver makes of a request over SIOCETHTOOL (include/uapi/linux/ethtool.h), with room for its answer."""
+    """The driver's answer to a request over SIOCETHTOOL (include/uapi/linux/ethtool.h), with room for it."""
     buffer = array.array("B", fields + bytes(room))
     request = struct.pack("16sP16x", netdev.encode()[:15], buffer.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:

@@ -35,9 +35,9 @@ _PACKAGE = (
 _DPKG = re.compile(rf"\nPackage: ({_PACKAGE})\n".encode())  # begins with plain text: seven times as fast as ^
 _RPM = re.compile(rf"^({_PACKAGE}) (\S+)$", re.MULTILINE)
 _OFED_INFO = re.compile(r"(MLNX_OFED_LINUX|OFED-internal)-(\d[0-9.-]*\d)")
-# Kernel drivers of an OFED stack; its user space alone runs on inbox drivers.
+# Kernel drivers of an OFED stack; its user space without them runs on inbox drivers.
 _KERNEL_PACKAGES = re.compile(r"^(kmod-)?mlnx-(ofed-kernel|ofa_kernel)|^linux-modules-doca-ofed")
-# MLNX_EN, the stack for Ethernet alone, has packages of its own.
+# MLNX_EN, the Ethernet-only stack, has its own packages.
 _EN_PACKAGES = re.compile(r"^(kmod-)?mlnx-en(-(dkms|modules|kmod|kmp).*)?$")
 _UBUNTU_PACKAGES = re.compile(r"^linux-modules-doca-ofed|^doca-ofed-(generic|[0-9.]+-dkms|aws|azure|gcp|oracle)")
 
@@ -95,7 +95,7 @@ def installed(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
 
 
 def _dpkg(tree: Tree) -> Optional[dict[str, str]]:
-    """Installed packages of interest; None without a dpkg database. Searches the file instead of parsing it."""
+    """The relevant installed packages; None without a dpkg database. Searches the file instead of parsing it."""
     data = tree.read_bytes(DPKG_STATUS)
     if data is None:
         return None
@@ -112,12 +112,12 @@ def _dpkg(tree: Tree) -> Optional[dict[str, str]]:
 def on_disk(
     tree: Tree, catalogue: Catalogue, installed_flavor: Optional[str] = None, seams: Optional[Seams] = None
 ) -> dict[str, Any]:
-    """{flavor, version, srcversion, modules: {name: {path, version, srcversion, build_id}}} of what would be loaded."""
+    """{flavor, version, srcversion, modules: {name: {path, version, srcversion, build_id}}} of modules to be loaded."""
     found: dict[str, dict[str, Any]] = {}
     compat = False
     for name in MODULES:
         path = catalogue.path(name)
-        # The mlx4 modules matter only where they are in use: unpacking a module takes time.
+        # The mlx4 modules matter only if they are in use: unpacking a module takes time.
         if path is None or (name.startswith("mlx4") and not tree.isdir(f"{paths.MODULE}/{name}")):
             continue
         fields = elf.modinfo(tree, path, seams) or {}
@@ -134,7 +134,7 @@ def on_disk(
 
 
 def loaded(tree: Tree, installed_flavor: Optional[str] = None) -> dict[str, Any]:
-    """{flavor, version, srcversion, modules: {name: {version, srcversion, build_id}}}; flavor None when nothing is."""
+    """{flavor, version, srcversion, modules: {name: {version, srcversion, build_id}}}; flavor None if none."""
     found = {}
     for name in MODULES:
         base = f"{paths.MODULE}/{name}"
@@ -161,7 +161,7 @@ def _versions(modules: dict[str, dict[str, Any]]) -> dict[str, Optional[str]]:
 
 
 def compare(disk: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]]) -> tuple[Any, list[str]]:
-    """(agree, [sentence about each module that differs]); agree is `unknown: …` when nothing can be compared.
+    """(agree, [sentence about each module that differs]); agree is `unknown: …` if nothing can be compared.
 
     By srcversion, which only changes with the source. Debian builds its modules without it; there, by build id.
     """

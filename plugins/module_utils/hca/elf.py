@@ -14,14 +14,14 @@ from .seams import Seams
 from .tree import Tree
 
 _GZIP = 16 + zlib.MAX_WBITS
-# elf(5), e_machine: the architectures that GPU nodes come in, as `uname -m` names them.
+# elf(5), e_machine: the architectures of GPU nodes, as in `uname -m`.
 MACHINES = {62: "x86_64", 183: "aarch64"}
 
 
 def modinfo(tree: Tree, path: str, seams: Optional[Seams] = None) -> Optional[dict[str, str]]:
     """{field: value} of a module file (version, srcversion, depends, license, …; the first value of a repeated field).
 
-    `build_id` is added where the file has one and was read here. None when the file is absent or is not a module. A
+    `build_id` is added if the file has one and was read here. None if the file is absent or is not a module. A
     captured tree seldom holds the module files; recorded answers replace them.
     """
     data = tree.read_bytes(path)
@@ -65,7 +65,7 @@ def build_id(note: Optional[bytes]) -> Optional[str]:
 
 
 def decompressed(data: bytes, name: str) -> Optional[bytes]:
-    """Content of a .ko, .ko.xz or .ko.gz, unpacked; None when it is cut short. Anything else comes back as it is."""
+    """Content of a .ko, .ko.xz or .ko.gz, unpacked; None if it is truncated. Anything else is returned unchanged."""
     try:
         if name.endswith(".xz"):
             return lzma.decompress(data)
@@ -77,9 +77,9 @@ def decompressed(data: bytes, name: str) -> Optional[bytes]:
 
 
 def program(start: bytes) -> Optional[dict[str, Any]]:
-    """What the first 4 KiB of a program reveal; None when it is not a 64-bit ELF file.
+    """The data in a program's first 4 KiB; None if it is not a 64-bit ELF file.
 
-    machine: as `uname -m` names it, else `ELF machine <number>`. size: minimum size of the complete file in bytes (the
+    machine: as in `uname -m`, else `ELF machine <number>`. size: minimum size of the complete file in bytes (the
     end of its last segment and of both its tables).
     """
     if start[:5] != b"\x7fELF\x02":

@@ -37,9 +37,9 @@ SUBSETS = (
 
 
 def chosen(subset: Optional[Iterable[str]] = None) -> set[str]:
-    """The subsets that a list such as ["hcas", "!gids"] means. ValueError names each one that does not exist.
+    """The subsets that a list such as ["hcas", "!gids"] means. ValueError lists each unknown one.
 
-    `all` and an empty list mean everything; a list of exclusions only starts from everything; `min` is the node alone.
+    `all` and an empty list mean everything; a list of exclusions only starts from everything; `min` is only the node.
     """
     given = [str(name) for name in subset or ()]
     plain = [name for name in given if not name.startswith("!")]
@@ -64,9 +64,9 @@ def gather(
     """The facts of a node; keys of subsets that were not requested are absent.
 
     Reads files below `tree` only (see Seams for the exceptions), loads no module and changes nothing. Each file is read
-    at most once. It raises for an unknown subset (ValueError), never for what it finds on the node.
+    at most once. It raises for an unknown subset (ValueError), never for anything on the node.
 
-    seams: default: those that fit the tree. subset: see `chosen`. software_hcas: allow rxe and siw devices as automatic
+    seams: those of the tree by default. subset: see `chosen`. software_hcas: allow rxe and siw devices as automatic
     rails; they are listed under `hcas` either way. rails: named rails, see `rails.rails`.
     """
     wanted = chosen(subset)
@@ -137,7 +137,7 @@ def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
 
 
 def reboot_reasons(facts: dict[str, Any]) -> list[str]:
-    """What takes effect only with a reboot (or an explicit driver reload), a sentence each."""
+    """Changes that take effect only with a reboot (or an explicit driver reload), one sentence each."""
     found = []
     drivers = facts.get("driver")
     if drivers and drivers["agree"] is False:

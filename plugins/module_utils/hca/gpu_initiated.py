@@ -1,4 +1,4 @@
-"""GPU-initiated RDMA: options of the NVIDIA driver, gdrdrv and nvidia_peermem, and which of its ways work with them.
+"""GPU-initiated RDMA: options of the NVIDIA driver, gdrdrv and nvidia_peermem, and which ways work with them.
 
 Sources: DeepEP's third-party README (options), libgdsync's README and CVE-2015-5053 (PeerMappingOverride), GDRCopy
 (gdrdrv), awsome-distributed-ai#1241 (NCCL GIN without it), ucx#10995 (nvidia_peermem), modprobe.d(5).
@@ -22,15 +22,15 @@ _STREAM, _DWORDS, PEER_KEY = "NVreg_EnableStreamMemOPs", "NVreg_RegistryDwords",
 OPTIONS = (_STREAM, _DWORDS)
 
 PEER_MAPPING, STREAM_MEMORY, GDRDRV, PEERMEM = "peer-mapping", "stream-memory", "gdrdrv", "peermem"
-# What each way needs. NVSHMEM and DeepEP 1 take ibgda, NVSHMEM ibgda-cpu too; NCCL GIN by proxy and DeepEP 2 take gin;
-# NCCL GIN and UCX take gdaki.
+# What each way needs. NVSHMEM and DeepEP 1 use ibgda, NVSHMEM also ibgda-cpu; NCCL GIN by proxy and DeepEP 2 use gin;
+# NCCL GIN and UCX use gdaki.
 WAYS = {
     "ibgda": (PEER_MAPPING, STREAM_MEMORY),
     "ibgda-cpu": (GDRDRV,),
     "gin": (GDRDRV,),
     "gdaki": (PEER_MAPPING, PEERMEM),
 }
-# Why a need is not met. REBOOT: set for the next load of the driver. IGNORED: set before this boot, to no effect.
+# Why a need is not met. REBOOT: set for the next load of the driver. IGNORED: set before this boot, without effect.
 ABSENT, REBOOT, IGNORED, STRAY, OVERRIDDEN, UNKNOWN, NO_NODE, MODE = (
     "absent", "reboot", "ignored", "stray", "overridden", "unknown", "no-node", "mode",
 )  # fmt: skip
@@ -54,7 +54,7 @@ def state(tree: Tree, gpus: list[dict[str, Any]], lines: list[modprobe.Line]) ->
         "loaded": modules.loaded(tree, "nvidia"),
         "running": None if params is None else _running(params),
         "configured": {option: found[-1][1] if found else None for option, found in settings.items()},
-        # What others set, so that our line keeps it.
+        # Foreign settings, which our line keeps.
         "foreign_dwords": foreign[_DWORDS][-1][1] if foreign[_DWORDS] else "",
         "overridden": [
             _where(line)
@@ -76,7 +76,7 @@ def state(tree: Tree, gpus: list[dict[str, Any]], lines: list[modprobe.Line]) ->
 
 
 def _settings(lines: list[modprobe.Line], option: str) -> list[tuple[modprobe.Line, str]]:
-    """Of all names of the module, in the order of the lines."""
+    """For all names of the module, in the order of the lines."""
     found = [pair for name in _NAMES for pair in modprobe.options(lines, name, option)]
     return sorted(found, key=lambda pair: lines.index(pair[0]))
 
@@ -119,7 +119,7 @@ def dwords(text: str) -> dict[str, str]:
 
 
 def judge(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """{way: {works: true, false or null where it is not known, missing: [{need, why}]}}. Pure."""
+    """{way: {works: true, false or null if unknown, missing: [{need, why}]}}. Pure."""
     whys = {
         PEER_MAPPING: _option(facts, _DWORDS),
         STREAM_MEMORY: _option(facts, _STREAM),
@@ -139,7 +139,7 @@ def _good(option: str, value: Optional[str]) -> bool:
 
 
 def _option(facts: dict[str, Any], option: str) -> Optional[str]:
-    """Why an option is not as it has to be; None where it is."""
+    """Why an option is wrong; None if it is right."""
     running, configured = facts["running"], facts["configured"][option]
     if running is not None and _good(option, running[option]):
         return None
@@ -153,7 +153,7 @@ def _option(facts: dict[str, Any], option: str) -> Optional[str]:
 
 
 def _device(gdrdrv: dict[str, Any]) -> Optional[str]:
-    """A pod's user needs the node with the right to read and write it."""
+    """A pod's user needs the device node with read and write permission."""
     if not gdrdrv["loaded"]:
         return ABSENT
     if gdrdrv["node"] is None:

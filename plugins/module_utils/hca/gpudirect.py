@@ -61,7 +61,7 @@ def _answer(mode: str, verdict: str, action: Optional[str] = None, loadable: boo
 def nvidia(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None) -> tuple[Optional[bool], Optional[str]]:
     """(whether the NVIDIA driver is the open one, its version), from memory, else from the module file.
 
-    It says so itself, else its licence does (Dual MIT/GPL); None where neither does.
+    It reports that itself, else its licence does (Dual MIT/GPL); None if neither does.
     """
     said = tree.read("/proc/driver/nvidia/version")
     path = None if said else catalogue.path("nvidia")
@@ -81,7 +81,7 @@ def dmabuf_verdict(kernel: Optional[str], unsure: list[str]) -> str:
 
 
 def doubts(pcie: dict[str, Any]) -> list[str]:
-    """What keeps dma-buf, or may keep it, from working although driver and kernel have it, a clause each.
+    """Reasons why dma-buf does not, or may not, work although driver and kernel have it, one clause each.
 
     Only a transfer from GPU memory decides: NVIDIA's driver does not ask for PCI_P2PDMA itself.
     """

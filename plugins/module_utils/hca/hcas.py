@@ -31,7 +31,7 @@ def hcas(
     """All HCAs as in the facts, PCI ones in address order, then software ones by name.
 
     A device that disappears while it is read is left out; an unreadable attribute is None. Distances to
-    GPUs and other HCAs are added by `place`. gids: read the GID tables. functions: `pci.classes`, when already read.
+    GPUs and other HCAs are added by `place`. gids: read the GID tables. functions: `pci.classes`, if already read.
     """
     tree = tree.snapshot()
     network = network or Network(tree)
@@ -143,7 +143,7 @@ def _overhead(function: Optional[dict[str, Any]], node_type: Optional[str], rxe:
 
 
 def _gids(tree: Tree, port: str, link_layer: Optional[str]) -> list[dict[str, Any]]:
-    """[{index, gid, type, netdev}] of the slots in use; what the others, and InfiniBand's netdevs, answer is EINVAL."""
+    """[{index, gid, type, netdev}] of the slots in use; the others, and InfiniBand's netdevs, return EINVAL."""
     table = tree.slots(f"{port}/gids", _ZERO_GID)
     used = [str(index) for index, _gid in table]
     types = tree.attributes(f"{port}/gid_attrs/types", used)
@@ -192,7 +192,7 @@ def _netdevs(
 
 
 def _mac(guid: Optional[str]) -> str:
-    """The MAC inside an EUI-64 node GUID: all that a siw device reveals about its netdev."""
+    """The MAC inside an EUI-64 node GUID: the only hint at a siw device's netdev."""
     digits = (guid or "").replace(":", "")
     if len(digits) != 16 or digits[6:10] != "fffe":
         return ""
@@ -224,10 +224,10 @@ def _port(tree: Tree, port: str, number: int, with_gids: bool) -> dict[str, Any]
 
 
 def _join_bond(tree: Tree, network: Network, hca: dict[str, Any], free: list[str]) -> None:
-    """Complete an HCA whose ports are bonded: mlx5 makes one RDMA device of two functions, attached to the first.
+    """Complete an HCA whose ports are bonded: mlx5 creates one RDMA device for two functions, attached to the first.
 
-    The other function has a netdev under the same bond and no RDMA device of its own. The bond itself joins the
-    netdevs because it has the addresses, the MTU and the GIDs.
+    The other function has a netdev under the same bond, but no RDMA device. The bond itself is added to the netdevs,
+    because it has the addresses, the MTU and the GIDs.
     """
     masters = {netdev["master"] for netdev in hca["netdevs"]} - {None}
     if not hca["pci"] or len(masters) != 1:
@@ -341,7 +341,7 @@ _MLX4 = (range(0x6340, 0x6770), range(0x1002, 0x1011))
 _MTHCA = (0x5A44, 0x5A46, 0x5E8C, 0x5E8D, 0x6274, 0x6278, 0x6279, 0x6282)
 
 
-# {driver of the PCI function: that of its RDMA device}
+# {driver of the PCI function: driver of its RDMA device}
 _RDMA_OF = {"mlx4_core": "mlx4_ib", "mlx5_core": "mlx5_ib", "ib_mthca": "ib_mthca"}
 
 
@@ -363,7 +363,7 @@ def _why_no_rdma(
             f"To use it on this node: echo {address} > /sys/bus/pci/drivers/{bound}/unbind, remove what binds it "
             f"(driverctl, vfio-pci.ids on the kernel command line), then echo {address} > /sys/bus/pci/drivers_probe.",
         )
-    # Where the vendor's own driver has taken it, whatever its id, that one's RDMA part is what may be missing.
+    # If the vendor's driver is bound, with any id, that driver's RDMA part may be missing.
     core = bound if bound in _RDMA_OF else _core(device)
     rdma = _RDMA_OF[core]
     if bound not in (None, core):

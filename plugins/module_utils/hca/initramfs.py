@@ -7,7 +7,7 @@ from typing import Any
 
 from .tree import Tree
 
-# (directory, name of an image, generator's name, its places)
+# (directory, name of an image, generator's name, its paths)
 _GENERATORS = (
     ("update-initramfs", ("/usr/sbin/update-initramfs", "/sbin/update-initramfs")),
     ("dracut", ("/usr/bin/dracut", "/usr/sbin/dracut", "/sbin/dracut")),

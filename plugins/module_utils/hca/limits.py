@@ -1,4 +1,4 @@
-"""How much memory each container service may lock: what the next start gets and what the running process has.
+"""How much memory each container service may lock: at its next start and in the running process.
 
 Sources: unit files and drop-ins (systemd.exec(5), LimitMEMLOCK=), /proc/<pid>/limits, the unit's cgroup.procs.
 """
@@ -60,7 +60,7 @@ def _effective(values: Iterable[str], default: str | int) -> str | int:
 
 
 def _manager_default(tree: Tree) -> str | int:
-    """DefaultLimitMEMLOCK of system.conf and its drop-ins, else what a service gets when nothing is set.
+    """DefaultLimitMEMLOCK of system.conf and its drop-ins, else the value without any setting.
 
     That is 8 MiB since systemd 250, which sets it, and since Linux 5.16, from which PID 1 inherits it. Older releases
     of both give 64 KiB, and a container passes on its manager's limit.
@@ -86,10 +86,10 @@ def _manager_default(tree: Tree) -> str | int:
 
 
 def main_pid(tree: Tree, unit: str, settings: Optional[dict[str, list[str]]] = None) -> Optional[int]:
-    """Main process of a running service; None when its control group has no process.
+    """Main process of a running service; None if its control group has no process.
 
     A container runtime's group also holds the shims of its containers, and those outlive a restart. The main process is
-    the one that PID 1 started under the name of ExecStart; of several, the youngest: older ones are leftovers.
+    the one that PID 1 started under the name of ExecStart; of several, the youngest counts: older ones are leftovers.
     """
     settings = units.settings(tree, unit, "Service") if settings is None else settings
     if not settings and units.fragment(tree, unit) is None:

@@ -1,7 +1,7 @@
-"""Which interfaces the management of a node uses: the one answer for rails, link settings, networks and the driver.
+"""The interfaces that a node's management uses, for rails, link settings, networks and the driver.
 
-Sources: default routes of every table that is looked up for the node itself, with all their next hops; the node's ends
-of SSH connections; the address and interface that k3s is configured with.
+Sources: default routes of every table that applies to the node itself, with all their next hops; the node's ends of SSH
+connections; the address and interface in k3s' configuration.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .seams import Seams
 from .tree import Tree
 
 K3S = "/etc/rancher/k3s"
-# What of k3s' configuration and arguments names an address or interface of the node.
+# Options of k3s' configuration and arguments with an address or interface of the node.
 _K3S_KEYS = "node-ip|advertise-address|bind-address|flannel-iface"
 K3S_LINE = re.compile(rf"""^\s*["']?(?:{_K3S_KEYS})["']?\s*:[ \t]*((?:\n\s*-[^\n]*)+|[^\n]*)""", re.M)
 _K3S_ARGUMENT = re.compile(rf"""--(?:{_K3S_KEYS})["']?[=\s]\s*(\S+)""")
@@ -27,9 +27,9 @@ _MAIN = (None, "main", "default", 254, 253)
 
 
 def uses(tree: Tree, seams: Seams, sessions: bool = True) -> dict[str, str]:
-    """{interface: what management uses it for}, those below a bond, bridge, VLAN or VRF included.
+    """{interface: its use by management}, including those below a bond, bridge, VLAN or VRF.
 
-    sessions: whether SSH connections count, which come and go.
+    sessions: whether to count SSH connections, which come and go.
     """
     found: dict[str, str] = {}
     for via, why in ways(tree, seams, sessions):
@@ -39,7 +39,7 @@ def uses(tree: Tree, seams: Seams, sessions: bool = True) -> dict[str, str]:
 
 
 def ways(tree: Tree, seams: Seams, sessions: bool = True) -> Iterator[tuple[str, str]]:
-    """(interface, what for), as routes, addresses and settings name it."""
+    """(interface, use), from routes, addresses and settings."""
     held = addresses(tree, seams)
     for name in sorted(default_netdevs(tree, seams, held)):
         yield name, "the default route"
@@ -69,10 +69,10 @@ def addresses(tree: Tree, seams: Seams) -> dict[str, list[str]]:
 
 
 def default_netdevs(tree: Tree, seams: Seams, held: dict[str, list[str]]) -> set[str]:
-    """Interfaces of default routes: of the main tables by file, of all tables and next hops where netlink answers.
+    """Interfaces of default routes: of the main tables by file, of all tables and next hops if netlink answers.
 
-    A table that only traffic from its own interface's address is sent to carries none of the node's management: that is
-    how several rails get a gateway each.
+    A table only for traffic from its own interface's address carries no management: several rails get a gateway each
+    this way.
     """
     found = {route.netdev for route in routes.usable(tree) if route.default}
     rules = seams.rules()
@@ -92,7 +92,7 @@ def _looked_up(
     for rule in rules:
         if rule.get("l3mdev") and tree.readlink(f"{paths.NET}/{netdev}/master"):
             return True
-        forwarded = rule.get("iif") not in (None, "lo")  # lo: what the node itself sends
+        forwarded = rule.get("iif") not in (None, "lo")  # lo: the node's own packets
         if rule.get("table") != table or forwarded or any(rule.get(key) for key in ("oif", "fwmark")):
             continue
         source = rule.get("src", "all")
@@ -127,6 +127,6 @@ def below(tree: Tree, name: str) -> set[str]:
             entries = tree.listdir(f"{paths.NET}/{name}")
             lower = [entry[len("lower_") :] for entry in entries if entry.startswith("lower_")]
             lower += (tree.read(f"{paths.NET}/{name}/bonding/slaves") or "").split() if "bonding" in entries else []
-            # A bridge of Open vSwitch is an interface with nothing below it; the ports of all bridges are in one place.
+            # An Open vSwitch bridge is an interface with nothing below it; the ports of all bridges are in one place.
             pending += lower or ([] if "device" in entries else [OVS])
     return found

@@ -1,4 +1,4 @@
-"""What modprobe.d, modules-load.d and the kernel command line say, in the order in which kmod and systemd apply it.
+"""The settings of modprobe.d, modules-load.d and the kernel command line, in the order of kmod and systemd.
 
 kmod (libkmod-config.c): the files of all directories are sorted by name; of files with the same name the first
 directory counts; the kernel command line is parsed after the files; of a repeated option the kernel keeps the last.
@@ -58,7 +58,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 def statements(tree: Tree) -> list[Line]:
     """Every statement of modprobe.d in order of precedence, weakest first, the kernel command line last.
 
-    `module.option=value` of the command line comes as `options module option=value`, `modprobe.blacklist=a,b`
+    `module.option=value` of the command line becomes `options module option=value`, `modprobe.blacklist=a,b`
     and `module_blacklist=a,b` as `blacklist a` and `blacklist b`, so that callers handle one form only.
     """
     found = []
@@ -80,7 +80,7 @@ def statements(tree: Tree) -> list[Line]:
 
 
 def command_line(tree: Tree) -> list[str]:
-    """Words of /proc/cmdline; what follows `--` is for init and is left out."""
+    """Words of /proc/cmdline, without those after `--`, which are for init."""
     text = tree.read(CMDLINE) or ""
     try:
         words = shlex.split(text, posix=True) if '"' in text or "'" in text or "\\" in text else text.split()
@@ -121,7 +121,7 @@ def blocks(lines: list[Line], module: str) -> list[Line]:
 
 
 def loaded_at_boot(tree: Tree) -> list[tuple[str, str]]:
-    """[(path, module)] of everything that loads a module by name at boot.
+    """[(path, module)] of all files that load a module by name at boot.
 
     modules-load.d, /etc/modules, rdma-core's /etc/rdma/modules (which its udev rules load once hardware of the kind
     in the file's name appears), and modules-load= on the kernel command line.

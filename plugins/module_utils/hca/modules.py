@@ -41,14 +41,14 @@ class Catalogue:
         return found
 
     def path(self, name: str) -> Optional[str]:
-        """Absolute path of a module's file; None when there is none or the catalogue is missing."""
+        """Absolute path of a module's file; None if there is none or the catalogue is missing."""
         found = (self.paths or {}).get(canonical(name))
         if not found:
             return None
         return found if found.startswith("/") else f"{self.directory}/{found}"
 
     def available(self, name: str) -> bool | str:
-        """Whether modprobe could load it; a string when depmod's files are missing."""
+        """Whether modprobe could load it; a string if depmod's files are missing."""
         if canonical(name) in self.builtin:
             return True
         if self.paths is None:
@@ -65,7 +65,7 @@ def state(
 ) -> dict[str, dict[str, Any]]:
     """{name: {loaded, builtin, available, persisted: [paths], blocked_by: [{path, line, text}]}}.
 
-    kernel: default is the running one. A built-in module counts as loaded. catalogue, lines: when already read.
+    kernel: the running one by default. A built-in module counts as loaded. catalogue, lines: if already read.
     """
     tree = tree.snapshot()
     if catalogue is None:

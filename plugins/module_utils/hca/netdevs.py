@@ -1,4 +1,4 @@
-"""Network interfaces as far as an HCA is concerned: addresses, default route, bonds, and the RDMA MTU they allow.
+"""Network interfaces of HCAs: addresses, default route, bonds, and the RDMA MTU they allow.
 
 Sources: /sys/class/net (Documentation/ABI/testing/sysfs-class-net), /proc/net/if_inet6.
 """
@@ -21,7 +21,7 @@ ROCE_OVERHEAD = 96
 # drivers/infiniband/sw/rxe/rxe_param.h: RXE_MAX_HDR_LENGTH
 RXE_OVERHEAD = 80
 IB_MTUS = (4096, 2048, 1024, 512, 256)
-# Names of VF and SF representors, which a NIC in switchdev mode shows beside its uplink; not ports of the card. mlx5,
+# Names of VF and SF representors, which a NIC in switchdev mode shows besides its uplink; not ports of the card. mlx5,
 # bnxt_en: pf0vf1, c1pf0sf88; ice: pf0vfr1; sfc: p0pf0vf1.
 _REPRESENTOR = re.compile(r"^([cp]\d+)?pf\d+((vfr?|sf)\d+)?$")
 _MAC = re.compile(r"[0-9a-fA-F:]*\Z")
@@ -58,17 +58,17 @@ class Network:
     def aggregates(self, master: dict[str, Any], members: list[dict[str, Any]]) -> bool:
         """Whether a master is a link aggregation: a bond, or a team device. Not a bridge, Open vSwitch or VRF.
 
-        Of a team sysfs shows only that it is virtual and has its ports' MAC: a VRF, and the one device of Open vSwitch,
-        have one of their own, and Hyper-V's, above its VF, has a parent.
+        sysfs only shows that a team is virtual and has its ports' MAC: a VRF, and the one device of Open vSwitch,
+        have their own, and Hyper-V's, above its VF, has a parent.
         """
         names = self._tree.listdir(f"{paths.NET}/{master['name']}")
         alike = any(same_address(master["mac"], member["mac"]) for member in members)
         return "bonding" in names or (alike and not {"bridge", "device"} & {*names})
 
     def netdev(self, name: str) -> Optional[dict[str, Any]]:
-        """One interface; None when it is gone.
+        """One interface; None if it is gone.
 
-        mtu in bytes, speed in Mbit/s (None when down or virtual), carrier None while the interface is down. `dev_port`
+        mtu in bytes, speed in Mbit/s (None if down or virtual), carrier None while the interface is down. `dev_port`
         is the zero-based port of the card. `parent` is set for an IPoIB child.
         """
         base = f"{paths.NET}/{name}"
@@ -99,7 +99,7 @@ class Network:
         return bool(_REPRESENTOR.match(self._tree.read(f"{paths.NET}/{name}/phys_port_name") or ""))
 
     def addresses(self, name: str) -> list[str] | str:
-        """Addresses with prefix length, IPv4 first; a string where IPv4 cannot be known."""
+        """Addresses with prefix length, IPv4 first; a string if IPv4 cannot be known."""
         if self._ipv4 is None:
             return unknown("IPv4 addresses were not captured")
         if self._ipv6 is None:
@@ -107,13 +107,13 @@ class Network:
         return sorted(self._ipv4.get(name, [])) + self._ipv6.get(name, [])
 
     def management(self) -> dict[str, str]:
-        """{interface: what management uses it for}."""
+        """{interface: its use by management}."""
         if self._management is None:
             self._management = management.uses(self._tree, self._seams, self._sessions)
         return self._management
 
     def by_mac(self, mac: str) -> Optional[str]:
-        """The one interface with a MAC; None when there is none or several (VLANs share their parent's)."""
+        """The one interface with a MAC; None if there is none or several (VLANs share their parent's)."""
         if not mac:
             return None  # tunnels have an empty one
         found = [name for name in self.names() if self._tree.read(f"{paths.NET}/{name}/address") == mac]
@@ -121,8 +121,8 @@ class Network:
 
 
 def same_address(one: Optional[str], other: Optional[str]) -> bool:
-    """Whether two hardware addresses mean one interface. Of IPoIB's 20 octets the last eight stay; the others hold the
-    queue pair's number, new with each load of the driver, and the subnet prefix."""
+    """Whether two hardware addresses mean one interface. Only the last eight of IPoIB's 20 octets are stable; the
+    others hold the queue pair's number, new with each load of the driver, and the subnet prefix."""
     mine, its = (one or "").lower(), (other or "").lower()
     if len(mine) == len(its) == IPOIB:
         mine, its = mine[-GUID:], its[-GUID:]

@@ -1,6 +1,6 @@
-"""Default routes and policy rules of all tables, as the kernel answers them over rtnetlink.
+"""Default routes and policy rules of all tables, from the kernel over rtnetlink.
 
-procfs shows the main table only, and of an IPv4 route with several next hops only the first. Rows are as `ip -j route`
+procfs shows only the main table, and only the first next hop of an IPv4 route. Rows are as `ip -j route`
 and `ip -j rule` print them. Numbers: include/uapi/linux/{netlink,rtnetlink,fib_rules}.h; they are kernel ABI.
 """
 
@@ -24,7 +24,7 @@ _SECONDS = 5
 
 
 def routes() -> Optional[list[dict[str, Any]]]:
-    """Default routes of both families and all tables; None where the kernel does not answer."""
+    """Default routes of both families and all tables; None if the kernel does not answer."""
     found = []
     for body, attributes in _dump(_GET_ROUTE) or ():
         if body[1] or body[7] != _UNICAST:
@@ -90,23 +90,23 @@ def _next_hops(data: bytes) -> Iterator[int]:
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(type, value) of each; ValueError for half of one."""
+    """(type, value) of each; ValueError for a truncated one."""
     while len(data) >= 4:
         length, kind = struct.unpack_from("=HH", data)
         if not 4 <= length <= len(data):
-            raise ValueError("half an attribute")
+            raise ValueError("a truncated attribute")
         yield kind & 0x3FFF, data[4:length]
         data = data[(length + 3) & ~3 :]
 
 
 def _dump(kind: int) -> list[tuple[tuple[int, ...], dict[int, bytes]]]:
-    """(fixed part, attributes) of each message of both families. OSError where the kernel refuses or is silent."""
+    """(fixed part, attributes) of each message of both families. OSError if the kernel refuses or does not answer."""
     families = (_BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) for family in (socket.AF_INET, socket.AF_INET6))
     return [message for body in families for message in _messages(kind, _DUMP, body)]
 
 
 def _messages(kind: int, flags: int, body: bytes) -> list[tuple[tuple[int, ...], dict[int, bytes]]]:
-    """What the kernel answers to a request: all messages of a dump, one of any other."""
+    """The kernel's answer to a request: all messages of a dump, one of any other."""
     found = []
     for data in answers(kind, flags, body):
         while len(data) >= HEADER.size:
@@ -123,7 +123,7 @@ def _messages(kind: int, flags: int, body: bytes) -> list[tuple[tuple[int, ...],
 
 
 def answers(kind: int, flags: int, body: bytes) -> Iterator[bytes]:
-    """Each datagram that the kernel answers with, for as long as they are taken."""
+    """Each datagram of the kernel's answer, until the caller stops."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as channel:
         channel.settimeout(_SECONDS)
         channel.send(HEADER.pack(HEADER.size + len(body), kind, flags, 1, 0) + body)

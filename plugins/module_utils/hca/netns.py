@@ -1,4 +1,4 @@
-"""The RDMA subsystem's network namespace mode: running, at boot, who else sets it, and which namespaces exist.
+"""The RDMA subsystem's network namespace mode: running, at boot, other settings of it, and existing namespaces.
 
 Sources: /sys/module/ib_core/parameters/netns_mode (Y shared, N exclusive; follows `rdma system set netns`), modprobe.d,
 the kernel command line, /proc/*/ns/net and the nsfs mounts of /proc/1/mountinfo.
@@ -41,7 +41,7 @@ def mode_of(text: str) -> Optional[str]:
 
 
 def running(tree: Tree) -> str:
-    """shared or exclusive as the kernel has it now, or why that is unknown."""
+    """The kernel's present mode, shared or exclusive, or why it is unknown."""
     value = tree.read(f"{paths.MODULE}/ib_core/parameters/netns_mode")
     if value is not None:
         return mode_of(value) or unknown(f"the kernel reports {value!r}")
@@ -88,7 +88,7 @@ def namespaces(tree: Tree) -> list[dict[str, Any]] | str:
 
     Of several processes of one unit (or, outside units, of one name) only the one with the lowest pid is shown. A
     namespace without a process is held by a mount (`ip netns add`, a container runtime); its name is the mount point.
-    A string when init's own namespace cannot be read, which needs root.
+    A string if init's own namespace cannot be read, which needs root.
     """
     tree = tree.snapshot()
     pids = sorted(int(name) for name in tree.listdir("/proc") if name.isdecimal())

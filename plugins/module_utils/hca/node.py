@@ -43,7 +43,7 @@ def system(release: dict[str, str]) -> dict[str, Any]:
 
 
 def family(system: dict[str, Any]) -> Optional[str]:
-    """debian or rhel, whichever the system (`os` of node) is or is like; None for others."""
+    """debian or rhel, if the system (`os` of node) is or resembles it; None for others."""
     names = {system.get("id"), *(system.get("like") or [])}
     if names & {"debian", "ubuntu"}:
         return "debian"

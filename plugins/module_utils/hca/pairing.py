@@ -1,8 +1,8 @@
-"""Which card belongs to which GPU: an assignment along the PCI tree that survives missing cards and GPUs.
+"""Assigns cards to GPUs along the PCI tree, stable even with missing cards and GPUs.
 
-GPUs and cards are taken together where they meet: below one root port, one host bridge or one NUMA node, whichever is
-the nearest for most GPUs. Such a domain has as many seats for cards as its like have cards for each GPU, so a missing
-card leaves an empty seat, and a card whose GPU is missing keeps its own.
+GPUs and cards form a domain where they meet: below one root port, one host bridge or one NUMA node, whichever is the
+nearest for most GPUs. A domain has as many seats for cards as similar domains have cards for each GPU, so a missing
+card leaves an empty seat, and a card whose GPU is missing keeps its seat.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SWITCH, _HOST_BRIDGE, _NODE, _MACHINE = range(4)
 
 
 class Pairing(NamedTuple):
-    """seats, in the order of the GPUs: (card or None, its GPU or None). served: GPUs with a card of their own."""
+    """seats, in the order of the GPUs: (card or None, its GPU or None). served: GPUs with their own card."""
 
     seats: list[tuple[Optional[str], Optional[str]]]
     served: int
@@ -32,8 +32,8 @@ class _Domain(NamedTuple):
 
 
 def pair(where: Topology, cards: dict[str, str], gpus: list[str], managed: Collection[str] = ()) -> Optional[Pairing]:
-    """cards: {card: the PCI function from which its way to the GPUs counts}. managed: cards that are no rails as a
-    whole, which hold a seat only where there would be too few. None without GPUs or cards.
+    """cards: {card: the PCI function where its path to the GPUs starts}. managed: cards that are not rails at all,
+    which get a seat only if there would be too few. None without GPUs or cards.
     """
     for level in (SWITCH, _HOST_BRIDGE, _NODE, _MACHINE):
         domains = _domains(where, level, cards, gpus)
@@ -47,7 +47,7 @@ def pair(where: Topology, cards: dict[str, str], gpus: list[str], managed: Colle
     kept = []
     for key, domain in domains.items():
         if not domain.gpus:
-            # Its GPU is not on the bus: a card placed as the paired ones are, beside an empty port of its switch.
+            # Its GPU is not on the bus: a card placed like the paired ones, next to an empty port of its switch.
             alike = {len(where.chain(cards[card])) for card in domain.cards} <= depths
             if level != SWITCH or not alike or not where.vacant(key):
                 continue
@@ -92,20 +92,20 @@ def _seats(where: Topology, cards: dict[str, str], domains: list[_Domain]) -> li
         beside = dict(zip(_aligned(where, gpus, order, places, [(row[0], row[1]) for row in like]), gpus))
         by_seat = {seat: ends[end] for seat, end in zip(at, order)}
         for seat in range(wide):
-            # GPUs that share a card: none of them is the card's own.
+            # GPUs that share a card: the card belongs to none of them.
             gpu = beside.get(seat * places // wide) if places <= wide else None
             seats.append((by_seat.get(seat), gpu))
     return seats
 
 
 def _usual(domains: list[_Domain]) -> _Domain:
-    """One with as many cards a GPU as most have; where as many differ, that with most members: it lacks nothing."""
+    """A domain with the most common number of cards per GPU; on a tie the one with most members: it lacks nothing."""
     ratios = Counter(len(one.cards) / len(one.gpus) for one in domains)
     return max(domains, key=lambda one: (ratios[len(one.cards) / len(one.gpus)], len(one.cards + one.gpus)))
 
 
 def _share(count: int, some: list[str], others: list[str]) -> int:
-    """How many of some belong to a count of others, rounded up."""
+    """The share for a count, rounded up."""
     return -(-count * len(some) // len(others))
 
 
@@ -120,9 +120,9 @@ def _nearest(where: Topology, card: str, gpus: list[str]) -> float:
 def _aligned(
     where: Topology, present: list[str], base: list[str], count: int, like: list[tuple[list[str], list[str]]]
 ) -> tuple[int, ...]:
-    """The seats of those that are there when some of `count` are missing: those of the domain that is most like this.
+    """The seats of the present ones if some of `count` are missing, as in the most similar domain.
 
-    base: what stands beside them; like: (all of them, what stands beside them) of domains that lack nothing.
+    base: their neighbours; like: (all of them, their neighbours) of domains that lack nothing.
     """
     first = tuple(range(len(present)))
     if len(present) >= count or not like or not present or not base:
@@ -139,7 +139,7 @@ def _aligned(
 
 
 def _unlike(where: Topology, one: str, base: str, other: str, other_base: str) -> tuple[int, int, int]:
-    """How differently two functions are placed: device numbers on the way, then segment and bus seen from the base."""
+    """The difference between two functions' places: device numbers on the path, then segment and bus from the base."""
     mine, its = where.chain(one), where.chain(other)
     steps = sum(left.rpartition(":")[2] != right.rpartition(":")[2] for left, right in zip(mine[1:], its[1:]))
     here, there = (

@@ -1,4 +1,4 @@
-"""Every path that this library reads by name, and every file the collection owns on a node."""
+"""Every path that this library reads by name, and every file that the collection owns on a node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PCI = "/sys/bus/pci/devices"
 MODULE = "/sys/module"
 MLX5_DEBUG = "/sys/kernel/debug/mlx5"
 
-# As modprobe.d(5) and modules-load.d(5) order them: of files with the same name the first directory wins.
+# In the order of modprobe.d(5) and modules-load.d(5): of files with the same name the first directory wins.
 MODPROBE_DIRECTORIES = (
     "/etc/modprobe.d",
     "/run/modprobe.d",
@@ -42,28 +42,28 @@ UNIT_DIRECTORIES = (
     "/run/systemd/generator.late",
 )
 
-# What the collection writes. The first line of each file is HEADER.
+# Files that the collection writes. The first line of each file is HEADER.
 HEADER = "# Managed by Ansible collection gpufabric.rdma; changes here are overwritten."
 MODE = 0o644
 OWN_MODULES_LOAD = "/etc/modules-load.d/gpufabric-rdma.conf"
 # kmod sorts by file name over all directories and the last option wins: zz- sorts ours last.
 OWN_MODPROBE = "/etc/modprobe.d/zz-gpufabric-rdma.conf"
 OWN_DROP_IN = "10-gpufabric-rdma.conf"
-# Others may have written it: ours begins with HEADER.
+# May be foreign: ours begins with HEADER.
 NCCL_CONF = "/etc/nccl.conf"
 OWN_LINKS_UNIT = "/etc/systemd/system/gpufabric-rdma-links.service"
 OWN_ROUTES_UNIT = "/etc/systemd/system/gpufabric-rdma-routes.service"
 OWN_LINKS_SCRIPT = "/usr/local/libexec/gpufabric-rdma-links"
-# The boot parameter for ACS: where GRUB's menu is made of drop-ins, and a record of it where grubby edits the entries.
+# The boot parameter for ACS: in GRUB's drop-ins, or a record of it if grubby edits the entries.
 OWN_ACS_GRUB = "/etc/default/grub.d/gpufabric-rdma-acs.cfg"
 OWN_ACS_RECORD = "/var/lib/gpufabric-rdma/acs_parameter"
 OWN_READ_REQUEST = "/etc/udev/rules.d/95-gpufabric-rdma-read-request.rules"
 OWN_NIC_RULE = "/etc/udev/rules.d/90-gpufabric-rdma-nic.rules"
 OWN_NIC_UNIT = "/etc/systemd/system/gpufabric-rdma-nic@.service"
 OWN_NIC_SCRIPT = "/usr/local/libexec/gpufabric-rdma-nic"
-# What firmware had before the first change, and what was written to each HCA; for root only.
+# Firmware values before the first change, and those written to each HCA; only for root.
 OWN_FIRMWARE = "/var/lib/gpufabric-rdma/firmware"
-# What a run has begun on the node and recorded there; whoever ends it removes the record.
+# Records of work that a run began on the node; the run that ends it removes the record.
 RECORDS = {
     "driver_reload": "/var/lib/gpufabric-rdma/driver_reload.json",
     "reboot": "/var/lib/gpufabric-rdma/reboot.json",

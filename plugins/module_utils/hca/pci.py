@@ -26,7 +26,7 @@ GPU_CLASSES = {
 }
 NETWORK_CLASS = "0x02"
 BRIDGE_CLASS = "0x0604"
-# Drivers that give a function to a virtual machine or to user space.
+# Drivers that pass a function to a virtual machine or to user space.
 PASSED_ON = ("vfio-pci", "pci-stub", "uio_pci_generic", "igb_uio")
 
 # Vendor: its devices, by id.
@@ -55,7 +55,7 @@ _DEVICES = {
     "1002": "740c MI250X, 740f MI210, 74a1 MI300X",
 }
 MODELS = {f"{vendor}:{entry[:4]}": entry[5:] for vendor, listed in _DEVICES.items() for entry in listed.split(", ")}
-# Functions of this vendor that lack nothing: Data Direct belongs to a ConnectX-8's NIC function, Spectrum is a switch.
+# Functions of this vendor without their own RDMA device: Data Direct is a ConnectX-8's helper, Spectrum a switch.
 _NO_NIC = ("2100",)
 _NO_DRIVER = ("mlx5_data_direct", "mlxsw", "mlxbf")
 _NO_MODEL = "not in the table of models"
@@ -63,7 +63,7 @@ _DEEPEST = 8  # bond over VLAN over NIC; more would be a loop
 
 
 def model(vendor: Optional[str], device: Optional[str]) -> str:
-    """Marketing name of a PCI id; an unknown one says which id it is."""
+    """Marketing name of a PCI id; for an unknown one its id."""
     return MODELS.get(f"{vendor}:{device}") or unknown(f"{vendor}:{device} is {_NO_MODEL}")
 
 
@@ -78,7 +78,7 @@ def classes(tree: Tree) -> dict[str, str]:
 
 
 def full(address: str) -> str:
-    """An address as the kernel writes it; people leave the domain out."""
+    """An address in the kernel's form; people leave the domain out."""
     address = address.lower()
     return f"0000:{address}" if address.count(":") == 1 else address
 
@@ -105,7 +105,7 @@ def kind(tree: Tree, address: str) -> str:
 
 
 def driver(tree: Tree, address: str) -> Optional[str]:
-    """Name of the bound driver; None when none is."""
+    """Name of the bound driver; None if none is bound."""
     return tree.target(f"{paths.PCI}/{address}/driver")
 
 
@@ -119,12 +119,12 @@ def is_card(tree: Tree, address: str, code: str) -> bool:
 
 
 def numa_node(tree: Tree, address: str) -> int:
-    """NUMA node of a function; -1 when the firmware names none."""
+    """NUMA node of a function; -1 if the firmware reports none."""
     return _numa(tree.read(f"{paths.PCI}/{address}/numa_node"))
 
 
 def above(path: str) -> tuple[Optional[str], list[str]]:
-    """(address of the function that a resolved sysfs path lies below, the parts of the path below it); None without."""
+    """(address of the function above a resolved sysfs path, the parts of the path below it); None without one."""
     parts = path.split("/")
     for index in range(len(parts) - 1, -1, -1):
         if ADDRESS.match(parts[index]):
@@ -133,11 +133,11 @@ def above(path: str) -> tuple[Optional[str], list[str]]:
 
 
 def below(tree: Tree, netdev: Optional[str]) -> Optional[str]:
-    """PCI function below an interface, through virtio, VLANs and bonds; None on a virtual one, or when they differ."""
+    """PCI function below an interface, through virtio, VLANs and bonds; None for a virtual one, or if they differ."""
     found = set(_functions(tree, netdev, _DEEPEST)) if netdev else set()
     if len(found) == 1:
         return found.pop()
-    # Members of one bond on one card are functions of it: the first stands for them.
+    # Members of one bond on one card are functions of it: the first represents them.
     return min(found, key=order) if len({slot(address) for address in found}) == 1 else None
 
 
@@ -166,7 +166,7 @@ _FUNCTION = (
 def function(tree: Tree, address: str) -> dict[str, Any]:
     """A PCI function as the facts show it; fields that vanish or do not exist are None.
 
-    Speeds in GT/s, widths in lanes; vendor and device ids in hexadecimal without 0x. `sriov` is {0, 0} where the
+    Speeds in GT/s, widths in lanes; vendor and device ids in hexadecimal without 0x. `sriov` is {0, 0} if the
     function has no SR-IOV.
     """
     base = f"{paths.PCI}/{address}"
@@ -214,7 +214,7 @@ def _speed(text: Optional[str]) -> Optional[float]:
 def gpus(tree: Tree, functions: Optional[dict[str, str]] = None) -> list[dict[str, Any]]:
     """GPUs in PCI order: [{index, address, vendor, device, model, driver, numa_node, local_cpus}].
 
-    nvidia-smi and CUDA_DEVICE_ORDER=PCI_BUS_ID use the same order. The model comes from the NVIDIA driver where it is
+    nvidia-smi and CUDA_DEVICE_ORDER=PCI_BUS_ID use the same order. The model comes from the NVIDIA driver if it is
     loaded (/proc/driver/nvidia/gpus/<address>/information), else from the PCI id.
     """
     found: list[dict[str, Any]] = []

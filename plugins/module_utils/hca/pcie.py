@@ -1,7 +1,7 @@
-"""What decides whether an HCA's requests reach a GPU without the CPU: ACS, ATS, IOMMU, links and kernel options.
+"""The settings that let an HCA's requests reach a GPU without the CPU: ACS, ATS, IOMMU, links and kernel options.
 
 Sources: PCI Express Base Specification, 7.5 (capabilities), 7.7.11 (ACS), 10.5 (ATS); /sys/bus/pci/devices/*/config, of
-which the kernel shows 64 bytes to users without CAP_SYS_ADMIN, and 256 where extended space is out of reach.
+which the kernel shows 64 bytes to users without CAP_SYS_ADMIN, and 256 if extended space is out of reach.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _STEPS = 48  # as many entries as fit between the header and byte 256
 _OPTIONS = ("PCI_P2PDMA", "INFINIBAND_ON_DEMAND_PAGING", "INFINIBAND_USER_MEM", "DMABUF_MOVE_NOTIFY")
 _OPTION = re.compile(rf"^CONFIG_({'|'.join(_OPTIONS)})=([ym])$", re.MULTILINE)
 _CONFIG_SIZE = 1 << 22
-_LOADERS = ("update-grub", "grubby")  # what sets a boot parameter on Debian and Ubuntu, and on EL
+_LOADERS = ("update-grub", "grubby")  # these set a boot parameter on Debian and Ubuntu, and on EL
 _DRIVERS = "/sys/bus/pci/drivers"
-# Product names (DMI) of virtual machines: what they show of bridges is not the host's.
+# Product names (DMI) of virtual machines, whose bridges are not the host's.
 _GUEST = re.compile(
     r"^(Standard PC|KVM|RHEV|OpenStack|Virtual Machine|VMware|VirtualBox|HVM domU|Google Compute Engine|Bochs|BHYVE"
     r"|\w+\.\d*x?large$)"  # Amazon's, of which those of bare metal end with .metal
@@ -35,7 +35,7 @@ _GUEST = re.compile(
 
 
 class Capabilities(NamedTuple):
-    """places: {id: offset}. broken: why the list may have more; what it lacks is then unknown, not absent."""
+    """places: {id: offset}. broken: why the list may be incomplete; missing ones are then unknown, not absent."""
 
     places: dict[int, int]
     broken: Optional[str] = None
@@ -81,7 +81,7 @@ def extended(data: bytes) -> Capabilities:
             break
         if header == 0xFFFFFFFF:
             return Capabilities(places, "its extended capability list leads to bytes that do not answer")
-        # An id may come twice (vendor-specific ones); the first counts, a key for each other keeps track of loops.
+        # An id may come twice (vendor-specific ones); the first counts, keys for the others detect loops.
         identity = header & 0xFFFF
         places[identity if identity not in places else -place] = place
         place = header >> 20 & 0xFFC
@@ -92,7 +92,7 @@ def function(data: Optional[bytes]) -> dict[str, Any]:
     """{port, acs, ats, relaxed_ordering, max_read_request, max_payload, max_payload_supported, link} of config space.
 
     port: a value of PORTS, `conventional` without PCI Express. acs: {capability, control}, numbers; ats: whether it is
-    enabled; None where the function has none. Whatever cannot be known says why.
+    enabled; None if the function has none. An unknown value says why.
     """
     plain = standard(data)
     place = plain.places.get(_EXPRESS)
@@ -140,7 +140,7 @@ def _acs(data: bytes, place: int) -> dict[str, int]:
 
 
 def reduced(data: bytes) -> bytes:
-    """Config space with what `function` reads and no more: without serial numbers and BARs, for a capture."""
+    """Config space with only what `function` reads: without serial numbers and BARs, for a capture."""
     plain, more = standard(data), extended(data)
     place = plain.places.get(_EXPRESS)
     if plain.broken or more.broken or place is None:
@@ -203,7 +203,7 @@ def state(
 
 
 def _placed(tree: Tree, address: str) -> dict[str, Any]:
-    """What `function` says, with the function's id and IOMMU group."""
+    """The result of `function`, with the function's id and IOMMU group."""
     base = f"{paths.PCI}/{address}"
     group = tree.target(f"{base}/iommu_group")
     return {
@@ -215,7 +215,7 @@ def _placed(tree: Tree, address: str) -> dict[str, Any]:
 
 
 def _path(where: Topology, rail: dict[str, Any]) -> dict[str, Any]:
-    """Where a rail's function and its GPU meet. With Data Direct the way of that function counts."""
+    """Where a rail's function and its GPU meet. With Data Direct the path of that function counts."""
     address = rail["data_direct"] or rail["pci"]
     left, right = where.chain(rail["gpu"]), () if is_unknown(address) else where.chain(address)
     shared = shared_places(left, right)
@@ -240,7 +240,7 @@ def _passed_on(tree: Tree, where: Topology) -> set[str]:
 
 
 def kernel_config(tree: Tree, kernel: Optional[str]) -> Any:
-    """{option without CONFIG_: whether it is on}; a string that says why it is not known."""
+    """{option without CONFIG_: whether it is on}; a string with the reason if unknown."""
     text = tree.read(f"/boot/config-{kernel}")
     if not text:
         unpacker = zlib.decompressobj(31)

@@ -1,7 +1,7 @@
-"""Whether requests of an HCA reach its GPU without the CPU, and what ACS has to be for that on this topology.
+"""Whether requests of an HCA reach its GPU without the CPU, and the ACS settings for that on this topology.
 
-Pure. A switch turns peer traffic round where the two ways meet, unless a downstream-facing port on the way up sends it
-on to the root complex: RR does so with requests, CR with completions, EC by its vector. The rules by topology are those
+Pure. A switch turns peer traffic round where the two paths meet, unless a downstream-facing port on the way up sends it
+to the root complex: RR does so for requests, CR for completions, EC by its vector. The rules by topology are those
 of rdma-core's rdma_topo (v64 and later). There is no rule "ACS off": it ends the isolation between devices.
 """
 
@@ -13,18 +13,18 @@ from typing import Any, NamedTuple, Optional
 from . import paths
 from .text import is_unknown
 
-# By position: bit 0 is SV. A mask has their digits from right to left, x where a bit is left as it is.
+# By position: bit 0 is SV. A mask has their digits from right to left, x for a bit that stays unchanged.
 BITS = ("SV", "TB", "RR", "CR", "UF", "EC", "DT")
 SV, TB, RR, CR, UF, EC, DT = (1 << place for place in range(len(BITS)))
 REDIRECT = RR | CR | EC
 
 DIRECT, ROOT_COMPLEX, TRANSLATED = "direct", "root-complex", "translated"
 TRANSLATED_ONLY, UNKNOWN = "direct-translated-only", "unknown"
-# What Linux sets while an IOMMU is in use, and what a boot parameter need not repeat.
+# Bits that Linux sets while an IOMMU is in use, so a boot parameter need not repeat them.
 KERNEL_DEFAULT = "xx111x1"
 _OFF = "xx000x0"
 _DIRECT_TRANSLATED = "1x111x1"
-_NO_REDIRECT = "xxx00xx"  # all that disable_acs_redir does, besides EC
+_NO_REDIRECT = "xxx00xx"  # the effect of disable_acs_redir, besides EC
 
 _PARAMETER = re.compile(r"pci=(?:config_acs|disable_acs_redir)=[0-9a-fx@:.;/]+")
 _NICS = ("15b3:1021", "15b3:1023", "15b3:1025", "15b3:a2dc")
@@ -41,7 +41,7 @@ class Rule(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """masks: what to find after the boot. parameter: of the kernel, None where `reason` says why there is none."""
+    """masks: the settings after the boot. parameter: of the kernel, None if `reason` says why there is none."""
 
     masks: dict[str, str]
     parameter: Optional[str]
@@ -51,7 +51,7 @@ class Setting(NamedTuple):
 def judge(
     path: dict[str, Any], functions: dict[str, dict[str, Any]], guest: bool, data_direct: bool, virtual: bool
 ) -> dict[str, Any]:
-    """{topology, verdict, bridge, bits, reason, masks} of a path as `pcie.state` has them.
+    """{topology, verdict, bridge, bits, reason, masks} of a path from `pcie.state`.
 
     guest: this is a virtual machine. data_direct: the node has Data Direct functions. virtual: functions below the
     root port are given to virtual machines or user space.
@@ -101,7 +101,7 @@ def _at_the_cpu(path: dict[str, Any], functions: dict[str, dict[str, Any]]) -> d
 
 
 def _through(function: dict[str, Any]) -> tuple[str, str]:
-    """What the root complex does with requests of a function, by its IOMMU domain."""
+    """The root complex' treatment of a function's requests, by its IOMMU domain."""
     kind = function["iommu_type"]
     if function["iommu_group"] is None:
         return ROOT_COMPLEX, "without IOMMU"
@@ -115,8 +115,8 @@ def _rule(
 ) -> Rule:
     """The rule of a path with a switch; the first that matches wins.
 
-    turns: with Data Direct the two ports of the shared switch, as rdma_topo has it. Elsewhere each port counts with RR,
-    CR and EC, as in the kernel's pci_p2pdma: that errs to the safe side.
+    turns: with Data Direct the two ports of the shared switch, as in rdma_topo. Elsewhere each port counts with RR, CR
+    and EC, as in the kernel's pci_p2pdma, which is on the safe side.
     """
     kind = {address: functions[address]["id"] for address in (path["meets"], path["root_port"], path["function"])}
     mine, its = path["function_side"][0], path["gpu_side"][0]
@@ -124,7 +124,7 @@ def _rule(
     every = dict.fromkeys(ports, REDIRECT)
     ats = functions[path["function"]]["ats"]
     if virtual:
-        # Isolation stays; only translated requests may be spared.
+        # Isolation stays; only translated requests may pass.
         return Rule("virtual", {mine: _DIRECT_TRANSLATED} if isinstance(ats, bool) else {}, every)
     if path["data_direct"]:
         if not shared or kind[path["root_port"]] not in _GRACE:
@@ -133,7 +133,7 @@ def _rule(
         return Rule("data-direct", masks, {mine: RR | EC, its: CR | EC})
     if data_direct or is_unknown(ats):
         return Rule("unsupported", {}, every)
-    # A ConnectX has the capability only where its firmware was set for virtual machines.
+    # A ConnectX has the capability only if its firmware is set up for virtual machines.
     if ats is True or (ats is False and kind[path["function"]] in _NICS):
         return Rule("virtual", {mine: _DIRECT_TRANSLATED}, every)
     inline = shared and kind[path["function"]] in _NICS and len(path["gpu_side"]) > 1
@@ -180,7 +180,7 @@ def _has_acs(function: Optional[dict[str, Any]]) -> bool:
 
 
 def differs(mask: str, function: Optional[dict[str, Any]]) -> list[str]:
-    """Which bits of a function are not as its mask wants them; a bit that it cannot have need not be on."""
+    """The bits of a function that differ from its mask; a bit that it cannot have need not be on."""
     if function is None or not _has_acs(function):
         return ["ACS"]
     acs = function["acs"]
@@ -194,7 +194,7 @@ def differs(mask: str, function: Optional[dict[str, Any]]) -> list[str]:
 
 
 def against_rule(path: dict[str, Any], functions: dict[str, dict[str, Any]]) -> bool:
-    """Whether a path goes through the root complex because a bridge is not as its topology wants it."""
+    """Whether a path goes through the root complex because a bridge is set wrong for its topology."""
     bridge = path["bridge"]
     if path["verdict"] not in (ROOT_COMPLEX, TRANSLATED) or bridge not in path["masks"]:
         return False
@@ -216,7 +216,7 @@ def booted(cmdline: Optional[str]) -> list[str]:
 
 
 def parsed(parameter: str) -> dict[str, str]:
-    """{bridge: mask} of a parameter that `setting` made."""
+    """{bridge: mask} of a parameter from `setting`."""
     name, _equals, value = parameter[len("pci=") :].partition("=")
     if name != "config_acs":
         return dict.fromkeys(value.split(";"), _NO_REDIRECT)
@@ -224,7 +224,7 @@ def parsed(parameter: str) -> dict[str, str]:
 
 
 def unlike(parameter: str, functions: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """{bridge: bits that are not as the parameter has them} of the bridges that differ."""
+    """{bridge: bits that differ from the parameter} of the bridges that differ."""
     found = {port: differs(mask, functions.get(port)) for port, mask in parsed(parameter).items()}
     return {port: wrong for port, wrong in found.items() if wrong}
 
@@ -233,20 +233,20 @@ def unlike(parameter: str, functions: dict[str, dict[str, Any]]) -> dict[str, li
 
 _REDIR = (4, 19)
 _CONFIG = (6, 11)
-# "PCI/ACS: Fix 'pci=config_acs=' parameter": before it, the kernel takes one device and drops all others. The stable
+# "PCI/ACS: Fix 'pci=config_acs=' parameter": before it, the kernel accepts one device and drops all others. The stable
 # releases that followed its queue of 2025-04-08; NVIDIA's guides use several devices with its kernels from 6.14 on.
 _FIXED = {(6, 12): 23, (6, 13): 11, (6, 14): 2}
 _MAINLINE = (6, 15)
 
 
 def setting(found: dict[str, Any], kernel: Optional[str]) -> Setting:
-    """What all paths of a node want of the kernel. found: as `pcie.state` returns it."""
+    """The kernel setting for all paths of a node. found: as `pcie.state` returns it."""
     masks: dict[str, str] = {}
     for path in found["paths"]:
         for port, mask in path["masks"].items():
             if masks.setdefault(port, mask) != mask:
                 return Setting({}, None, f"two paths want {port} as {masks[port]} and as {mask}")
-    # What the kernel sets anyway, where an IOMMU is in use, is left to it.
+    # With an IOMMU in use the kernel sets these itself.
     masks = {port: mask for port, mask in sorted(masks.items()) if mask != KERNEL_DEFAULT or not found["iommu"]}
     if not masks:
         return Setting({}, None, "no path of this node wants ACS to be other than it is by default")

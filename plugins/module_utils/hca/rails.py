@@ -1,9 +1,9 @@
 """Rails: the HCA ports on the fabric, in an order that is the same on identically built nodes.
 
-Named rails are used as given. An automatic rail has evidence: verbs, a port of its own, a GID or a LID while its link
-is up, and no management on it. Rails are of one link layer, one rate and one kind of card: the one that pairs with the
-GPUs (see `pairing`), else the one with the most ports. A number belongs to a place, not to a device: what is unplugged,
-unbound or missing beside its GPU leaves its number empty and moves no other.
+Named rails are used as given. An automatic rail has evidence: verbs, its own port, a GID or a LID while its link is up,
+and no management on it. Rails have one link layer, one rate and one kind of card: the kind that pairs with the GPUs
+(see `pairing`), else the one with the most ports. A number belongs to a place, not to a device: an unplugged, unbound
+or missing card leaves its number empty and moves no other.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ AUTOMATIC, NAMED = "automatic", "named"
 _NO_GID = b"0000:0000:0000:0000:0000:0000:0000:0000"
 _NO_LID = (None, 0, 0xFFFF)
 _INFINIBAND_CLASS = "0x0207"
-# Reasons with which a port is still part of its card, so that its number stays empty; the others are no ports of it.
+# Reasons that leave a port part of its card, so its number stays empty; with the others it is not a port of it.
 _HELD = ("management", "unused", "no-gid", "no-lid")
 
 
 class Lack(NamedTuple):
-    """Why a port is no automatic rail: a code for programs, a sentence for people."""
+    """Why a port is not an automatic rail: a code for programs, a sentence for people."""
 
     code: str
     text: str
 
 
 class Place(NamedTuple):
-    """A port of a card, or of a function on PCI that has no RDMA device (hca and port are None)."""
+    """A port of a card, or a PCI function without an RDMA device (hca and port are None)."""
 
     address: str
     hca: Optional[dict[str, Any]] = None
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 class Bus:
-    """The functions on PCI and where they are. functions: `pci.classes`."""
+    """The functions on PCI and their places. functions: `pci.classes`."""
 
     def __init__(self, tree: Tree, functions: Optional[dict[str, str]] = None):
         self.tree = tree
@@ -56,14 +56,14 @@ class Bus:
         self._direct = roots.data_direct_functions(tree, self.functions)
 
     def data_direct(self, address: str) -> Optional[str]:
-        """The function through which a card reaches its GPU; a string that says so where it has an unknown one."""
+        """The function through which a card reaches its GPU; a string if that is unknown."""
         direct = roots.data_direct(self.tree, address, self.functions, self._direct)
         if direct or not self._direct or pci.kind(self.tree, address) not in roots.DATA_DIRECT_CARDS:
             return direct
         return unknown("no vital product data ties a Data Direct function to this card; its GPU is by order")
 
     def end(self, address: str) -> str:
-        """The function from which the way to the GPUs counts: Data Direct's, where the card has one."""
+        """The function where the path to the GPUs starts: Data Direct's, if the card has one."""
         return roots.data_direct(self.tree, address, self.functions, self._direct) or address
 
 
@@ -80,7 +80,7 @@ class Group(NamedTuple):
 
     @property
     def free(self) -> list[Place]:
-        """Those that no management uses."""
+        """The places without management."""
         return [place for place in self.places if not place.managed]
 
 
@@ -95,7 +95,7 @@ def rails(
     """(rails, not_rails).
 
     wanted: [{hca|pci|netdev|mac: value, port: number}], port optional. software: allow rxe and siw as automatic rails.
-    functions: `pci.classes`, when already read.
+    functions: `pci.classes`, if already read.
     """
     bus = Bus(tree.snapshot(), functions)
     return _named(bus, hcas, gpus, wanted) if wanted else _automatic(bus, hcas, gpus, software)
@@ -166,7 +166,7 @@ def _named(
 
 
 def matches(hca: dict[str, Any], key: str, value: str) -> bool:
-    """Whether an HCA is the one that a key of KEYS and its value, in lower case, name."""
+    """Whether an HCA matches a key of KEYS and its value, in lower case."""
     if key == "hca":
         return hca["name"].lower() == value
     if key == "pci":
@@ -194,7 +194,7 @@ def _ports(hca: dict[str, Any], key: str, value: str, number: Any) -> list[dict[
 
 
 def _lack(tree: Tree, hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[Lack]:
-    """Which evidence of a rail a port lacks; what says nothing about the port itself (its group) comes later."""
+    """The evidence of a rail that a port lacks; reasons from its group come later."""
     if hca["char_devices"]["uverbs"] is None:
         if not any(other["char_devices"]["uverbs"] for other in hcas):
             return Lack("no-verbs", "No HCA has a verbs device: ib_uverbs is not loaded.")
@@ -221,7 +221,7 @@ def _lack(tree: Tree, hca: dict[str, Any], port: dict[str, Any], hcas: list[dict
 
 
 def unproven(tree: Tree, hca: dict[str, Any], port: dict[str, Any]) -> Optional[Lack]:
-    """An InfiniBand port in service has a LID, any other a GID; one without a link need not show either yet."""
+    """An InfiniBand port in service has a LID, any other a GID; a port without a link needs neither yet."""
     up = port["state"] in ("ACTIVE", "ARMED")
     if port["link_layer"] == "InfiniBand":
         return Lack("no-lid", "Its link is up, but it has no LID.") if up and port["lid"] in _NO_LID else None
@@ -236,7 +236,7 @@ def unproven(tree: Tree, hca: dict[str, Any], port: dict[str, Any]) -> Optional[
 
 
 def _shared(hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[Lack]:
-    """The second function of a Socket Direct card whose one interface (multi-PF netdev) is the first's."""
+    """The second function of a Socket Direct card, whose only interface (multi-PF netdev) is the first's."""
     if hca["netdevs"] or port["link_layer"] != "Ethernet" or _used(hca, port) or not hca["pci"]:
         return None
     for other in hcas:
@@ -248,7 +248,7 @@ def _shared(hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]
 
 
 def _unused(hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[Lack]:
-    """Down and without an address while another port of the card is in use: not connected on purpose, most likely."""
+    """Down and without an address while another port of the card is in use: probably left unconnected on purpose."""
     if _used(hca, port):
         return None
     card = pci.slot(_address(hca)) or hca["name"]
@@ -339,7 +339,7 @@ def _other_rate(place: Place, rate: Optional[float]) -> Optional[Lack]:
 
 
 def _rate(places: list[Place]) -> Optional[float]:
-    """The rate of most ports in service; a port without a link reports a left-over."""
+    """The rate of most ports in service; a port without a link reports a stale rate."""
     rates = Counter(
         place.port["rate_gbps"]
         for place in places
@@ -349,7 +349,7 @@ def _rate(places: list[Place]) -> Optional[float]:
 
 
 def _groups(bus: Bus, hcas: list[dict[str, Any]], software: bool, out: list[dict[str, Any]]) -> list[Group]:
-    """Ports by link layer and kind of card, in PCI order; ports that are no port of a card go to `out`."""
+    """Ports by link layer and kind of card, in PCI order; ports that do not belong to a card go to `out`."""
     found: dict[tuple[str, str], list[Place]] = {}
     for hca in hcas:
         if not hca["ports"]:
@@ -366,7 +366,7 @@ def _groups(bus: Bus, hcas: list[dict[str, Any]], software: bool, out: list[dict
             found.setdefault((str(port["link_layer"]), kind), []).append(place)
     dead = _dead(bus, hcas)
     live = {kind for _layer, kind in found}
-    for kind in dead.keys() - live:  # no card of its kind is left
+    for kind in dead.keys() - live:  # no card of its kind works
         for address in dead[kind]:
             layer = "InfiniBand" if bus.functions[address].startswith(_INFINIBAND_CLASS) else "Ethernet"
             found.setdefault((layer, kind), [])
@@ -384,7 +384,7 @@ def _groups(bus: Bus, hcas: list[dict[str, Any]], software: bool, out: list[dict
 
 
 def _dead(bus: Bus, hcas: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """{kind: addresses} of physical network functions that have no RDMA device."""
+    """{kind: addresses} of physical network functions without an RDMA device."""
     taken = {_address(hca) for hca in hcas} | {address for hca in hcas for address in hca["bonded_functions"]}
     found: dict[str, list[str]] = {}
     for address, code in bus.functions.items():
@@ -398,8 +398,8 @@ def _dead(bus: Bus, hcas: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def _expected(bus: Bus, group: Group, paired: Optional[pairing.Pairing]) -> bool:
-    """Whether a group can be the rails. Cards of which none has an RDMA device are those of a vendor that makes no
-    others, or stand beside the GPUs.
+    """Whether a group can be the rails. If none of its cards has an RDMA device, the vendor must make no other cards,
+    or the cards must be next to the GPUs.
     """
     if any(place.hca for place in group.places):
         return True
@@ -409,9 +409,9 @@ def _expected(bus: Bus, group: Group, paired: Optional[pairing.Pairing]) -> bool
 
 
 def _rank(group: Group, paired: Optional[pairing.Pairing]) -> tuple[Any, ...]:
-    """What makes a group the rails: GPUs that have a card of it, how near; without GPUs its number of ports.
+    """The rank of a group as rails: GPUs with a card of it, their distance; without GPUs its number of ports.
 
-    Nothing here depends on a cable, but the rate at the very end.
+    Nothing here depends on a cable except the rate, which comes last.
     """
     free = group.free
     quiet = len(free) == len(group.places)
@@ -441,7 +441,7 @@ def _paired(bus: Bus, group: Group, gpus: list[dict[str, Any]]) -> Optional[pair
 def _by_gpu(group: Group, paired: pairing.Pairing, out: list[dict[str, Any]]) -> list[tuple[int, Place, Optional[str]]]:
     """Seat by seat; each card has as many numbers as the largest one.
 
-    Ports that management uses take none, unless their card would be left with fewer ports than the others.
+    Ports that management uses take none, unless their card would then have fewer ports than the others.
     """
     cards = {card: group.cards[card] for card, _gpu in paired.seats if card}
     free = {card: [place for place in places if not place.managed] for card, places in cards.items()}

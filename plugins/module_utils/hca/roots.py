@@ -1,8 +1,8 @@
-"""The PCIe root of an HCA, as Kubernetes' standard device attribute resource.kubernetes.io/pcieRoot states it.
+"""The PCIe root of an HCA, as in Kubernetes' standard device attribute resource.kubernetes.io/pcieRoot.
 
-A claim asks for a GPU and an HCA whose values are equal, so the text has to be what other drivers' helper makes of the
+A claim asks for a GPU and an HCA whose values are equal, so the text has to equal that of other drivers' helper for the
 same tree: k8s.io/dynamic-resource-allocation/deviceattribute, which knows domains of four digits and host bridges
-directly below /sys/devices. Where it refuses, there is no attribute.
+directly below /sys/devices. If it refuses, there is no attribute.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _BUS_ID = re.compile(r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]$")
 _DEVICES = "/sys/devices/"
 # The function through which a ConnectX-8 reaches GPU memory; it hangs below the GPU's root, the card's own may not.
 DATA_DIRECT = f"{pci.MELLANOX}:2100"
-# Cards of which some have one.
+# Kinds of cards that may have one.
 DATA_DIRECT_CARDS = (f"{pci.MELLANOX}:1023", f"{pci.MELLANOX}:1025")
 _DIRECT_CLASSES = (pci.NETWORK_CLASS, "0x08")  # firmware shows it as a network card or as a DMA controller
-# What ties functions of one card together: the NIC's and its Data Direct function's own mark (rdma-core's rdma_topo
+# Data that links functions of one card: the NIC's and its Data Direct function's own mark (rdma-core's rdma_topo
 # compares V3, the kernel VU), then the serial number, which all functions of a card share.
 _MARKS = (b"V3", b"VU", b"SN")
 # Vital product data (PCI Local Bus Specification, appendix I): tags of the read-only part and of the end.
@@ -30,7 +30,7 @@ _READ_ONLY, _END = 0x90, 0x78
 
 
 def pcie_root(tree: Tree, address: Optional[str]) -> Optional[str]:
-    """`pciDDDD:BB` of a PCI function's root complex; None where the standard attribute has no value."""
+    """`pciDDDD:BB` of a PCI function's root complex; None if the standard attribute has no value."""
     if not address or not _BUS_ID.match(address):
         return None
     target = tree.readlink(f"{paths.PCI}/{address}")
@@ -45,7 +45,7 @@ def pcie_root(tree: Tree, address: Optional[str]) -> Optional[str]:
 def hca_root(tree: Tree, hca: dict[str, Any], functions: dict[str, str]) -> Optional[str]:
     """The PCIe root of an HCA of the facts. functions: `pci.classes`.
 
-    Of a card with Data Direct that function's root counts; a software HCA takes that of the NIC below its netdev.
+    For a card with Data Direct that function's root counts; a software HCA has that of the NIC below its netdev.
     """
     if hca["pci"]:
         direct = data_direct(tree, hca["pci"]["address"], functions, data_direct_functions(tree, functions))
@@ -62,8 +62,8 @@ def data_direct_functions(tree: Tree, functions: dict[str, str]) -> list[str]:
 def data_direct(tree: Tree, address: str, functions: dict[str, str], others: list[str]) -> Optional[str]:
     """The Data Direct function of a NIC's function: of the same card by its VPD, and of the same rank on it.
 
-    others: `data_direct_functions`. None without one, and where the two cannot be paired: a card with one NIC function
-    and two of the others, say.
+    others: `data_direct_functions`. None without one, or if the two cannot be paired, such as for a card with one NIC
+    function and two of the others.
     """
     if not others or address in others:
         return None
@@ -87,7 +87,7 @@ def _marks(tree: Tree, address: str) -> dict[bytes, bytes]:
 
 
 def vital_product_data(data: bytes) -> dict[bytes, bytes]:
-    """{keyword: value} of the read-only part; what can be read of a cut-off or damaged one."""
+    """{keyword: value} of the read-only part, or of the readable start of a damaged one."""
     found: dict[bytes, bytes] = {}
     place = 0
     while place < len(data):

@@ -27,7 +27,7 @@ class Route(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether packets leave the machine through it: it is up, no reject route, and not on lo."""
+        """Whether packets leave the machine through it: it is up, not a reject route, and not on lo."""
         return self.flags & (_UP | _REJECT) == _UP and self.netdev != "lo"
 
     @property
@@ -42,7 +42,7 @@ def usable(tree: Tree) -> list[Route]:
 
 
 def destinations(tree: Tree) -> list[dict[str, str]]:
-    """Usable routes as [{destination, netdev}], without the link-local and multicast ones that IPv6 has everywhere."""
+    """Usable routes as [{destination, netdev}], without IPv6's ubiquitous link-local and multicast routes."""
     return [
         {"destination": str(route.network), "netdev": route.netdev}
         for route in usable(tree)

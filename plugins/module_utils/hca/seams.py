@@ -44,14 +44,14 @@ _UNASKED = dict.fromkeys((*dcb.KEYS, "pause"), unknown("the settings of NICs wer
 
 @dataclass
 class Seams:
-    """Each returns None when it cannot know.
+    """Each returns None if it cannot know.
 
     modinfo: `.modinfo` fields of a zstd-compressed module file. rpm_query: installed packages, one `name
-    version-release` a line; only where an rpm database exists. addresses: IPv4 ones of the current network namespace,
+    version-release` per line; only if an rpm database exists. addresses: IPv4 ones of the current network namespace,
     as {netdev: ["10.0.0.1/24"]}. machine: as `uname -m` prints it. routes: default routes of all tables with every next
     hop. rules: policy rules. sessions: the node's addresses at which SSH connections end. egress: the netdev by which
-    the kernel sends from an address of this node to another one. statistics: what a netdev's driver counts, as
-    `ethtool -S` shows it. qos: RoCE settings of a netdev, see dcb.read. forks: processes started.
+    the kernel sends from an address of this node to another one. statistics: counters of a netdev's driver, as
+    `ethtool -S` shows them. qos: RoCE settings of a netdev, see dcb.read. forks: processes started.
     """
 
     modinfo: Callable[[str], Optional[dict[str, str]]] = lambda path: None
@@ -82,7 +82,7 @@ class Seams:
 
     @classmethod
     def recorded(cls, mapping: dict[str, Any]) -> Seams:
-        """What a capture wrote: {addresses: {netdev: [cidr]}, modinfo: {path: {field: value}}, rpm: text, machine,
+        """The content of a capture: {addresses: {netdev: [cidr]}, modinfo: {path: {field: value}}, rpm: text, machine,
         routes and rules: rows of `ip -j`, sessions: [address], egress: {source address: netdev}, statistics: {netdev:
         {name: value}}, qos: {netdev: what dcb.read returns}}. Without sessions they are read from the tree's files.
         """
@@ -109,7 +109,7 @@ class Seams:
 
     @classmethod
     def of(cls, tree: Tree) -> Seams:
-        """Live ones for the machine itself, else those recorded in the tree, else none."""
+        """Live seams for the machine itself, else those recorded in the tree, else none."""
         if tree.live:
             return cls.live()
         try:
@@ -166,12 +166,12 @@ def _ipv4_addresses() -> Optional[dict[str, list[str]]]:
 
 
 def driver_statistics(netdev: str) -> dict[str, int]:
-    """{name: value}; OSError where the driver counts nothing itself."""
+    """{name: value}; OSError if the driver has no counters."""
     answer = dcb.ethtool(netdev, struct.pack("=IIQ", _GET_COUNT, 0, 1 << _STATISTICS), 4)
     _command, _reserved, known, count = struct.unpack("=IIQI", answer)
     if not known:
         return {}
-    # The kernel writes as many as there are by then, whatever the buffer holds: a driver adds some with a queue.
+    # The kernel writes all counters, whatever the buffer's size, and a driver adds some with each queue.
     room = 2 * count + 4096
     names = dcb.ethtool(netdev, struct.pack("=III", _GET_STRINGS, _STATISTICS, count), room * _NAME)[12:]
     values = dcb.ethtool(netdev, struct.pack("=II", _GET_STATISTICS, count), room * 8)[8:]
@@ -189,7 +189,7 @@ def _asked(call: Callable[[], Any]) -> Any:
 
 
 def _like(value: Any, shape: Any) -> bool:
-    """Whether a recorded value has the shape: types, or a list or mapping of what has one."""
+    """Whether a recorded value has this shape: types, or a list or mapping of shapes."""
     if isinstance(shape, dict):
         return isinstance(value, dict) and all(_like(item, shape["*"]) for item in value.values())
     if isinstance(shape, list):

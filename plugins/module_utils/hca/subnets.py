@@ -1,4 +1,4 @@
-"""Rails of one node in one subnet: Linux sends by whichever route comes first and answers ARP on any of them.
+"""Rails of one node in one subnet: Linux sends by the first route and answers ARP on any of them.
 
 Sources: fib_lookup() and arp_process() of net/ipv4; Documentation/networking/ip-sysctl.rst (of arp_ignore and
 arp_announce the larger of `all` and the interface counts).
@@ -21,8 +21,8 @@ def shared(tree: Tree, seams: Seams, hcas: list[dict[str, Any]], rails: list[dic
     """[{network, rails: [{index, netdev, pci, mac, management, address, leaves_by, arp_ignore, arp_announce}]}] for
     each subnet of more than one rail.
 
-    leaves_by: the netdev by which the kernel sends from the address into the subnet; None where only files tell. The
-    sysctls are IPv4's, as they take effect; None for IPv6 and where they are not known.
+    leaves_by: the netdev by which the kernel sends from the address into the subnet; None if only files are available.
+    The sysctls are the effective ones of IPv4; None for IPv6 and if unknown.
     """
     members: dict[Any, list[tuple[dict[str, Any], Any]]] = {}
     for interface, row in sorted(

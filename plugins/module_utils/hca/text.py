@@ -19,7 +19,7 @@ def integer(text: Optional[str]) -> Optional[int]:
 
 
 def hexadecimal(text: Optional[str]) -> Optional[str]:
-    """`0x15b3` as `15b3`: how lspci and the PCI id tables write it."""
+    """`0x15b3` as `15b3`, the form of lspci and the PCI id tables."""
     return text[2:].lower() if text and text[:2] == "0x" else text
 
 

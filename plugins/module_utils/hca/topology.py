@@ -7,7 +7,7 @@ NODE  through the interconnect between host bridges of one NUMA node
 SYS   through the interconnect between NUMA nodes
 
 Derived from the device tree below /sys/devices: a host bridge is a `pci<domain>:<bus>` directory, and each bridge is
-the parent directory of what hangs below it. NCCL's path types follow the same rule.
+the parent directory of the devices below it. NCCL's path types follow the same rule.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOST_BRIDGE = re.compile(r"^pci[0-9a-f]{4,}:[0-9a-f]{2}$")
 
 
 def _chains(_tree: Tree) -> dict[str, tuple[str, ...]]:
-    """What `Topology.chain` has looked up in a tree so far."""
+    """Results of `Topology.chain` in a tree so far."""
     return {}
 
 
@@ -38,7 +38,7 @@ class Topology:
         self._single: Optional[bool] = None
 
     def chain(self, address: str) -> tuple[str, ...]:
-        """Host bridge, bridges and the function itself, from the root down; empty when the function does not exist."""
+        """Host bridge, bridges and the function itself, from the root down; empty if the function does not exist."""
         found = self._chains.get(address)
         if found is None:
             parts = self._tree.realpath(f"{paths.PCI}/{address}").split("/")
@@ -47,7 +47,7 @@ class Topology:
         return found
 
     def distance(self, one: str, other: str) -> Optional[str]:
-        """Distance class of two PCI addresses; None when one of them does not exist."""
+        """Distance class of two PCI addresses; None if one of them does not exist."""
         left, right = self.chain(one), self.chain(other)
         if not left or not right:
             return None
@@ -57,11 +57,11 @@ class Topology:
         if shared == 1:
             return "PHB"
         # They meet at a bridge. Below a switch's upstream port each side has its own downstream port, and that pair
-        # belongs to the one switch; anything longer is a second switch on the way.
+        # belongs to the one switch; anything longer means a second switch.
         return "PIX" if max(len(left), len(right)) - shared <= 2 else "PXB"
 
     def nearest(self, address: str, others: Iterable[str]) -> list[dict[str, str]]:
-        """Those of `others` in the nearest distance class, in PCI order: [{address, distance}]."""
+        """The functions of `others` in the nearest distance class, in PCI order: [{address, distance}]."""
         far = {other: self.distance(address, other) for other in others}
         best = next((distance for distance in CLASSES if distance in far.values()), None)
         near = [other for other in far if best and far[other] == best]
@@ -82,7 +82,7 @@ class Topology:
         return (self._tree.read(f"{path}/class") or "").startswith(pci.BRIDGE_CLASS)
 
     def _same_node(self, one: str, other: str) -> bool:
-        """A machine with a single NUMA node need not name it for each function (-1)."""
+        """A machine with a single NUMA node need not report it for each function (-1)."""
         first, second = self.numa_node(one), self.numa_node(other)
         if first == second:
             return True
@@ -95,5 +95,5 @@ class Topology:
 
 
 def shared_places(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """How many places two chains have in common, from the root down."""
+    """The number of common places of two chains, from the root down."""
     return next((at for at, (mine, its) in enumerate(zip(one, other)) if mine != its), min(len(one), len(other)))

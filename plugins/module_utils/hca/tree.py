@@ -12,7 +12,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
 # Attributes of sysfs arrive in one read. Elsewhere (procfs, cgroups) a short read does not mean the end of the file.
 _ATTRIBUTES = ("/sys/class/", "/sys/bus/", "/sys/devices/", "/sys/module/")
-# No descriptor left, in this process or on this machine: that says nothing about the file.
+# No descriptor left, in this process or on this machine, which says nothing about the file.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 _MISSING = object()
 _REMEMBERED = 1 << 16  # anything larger (a module file, a package database) is read only once
@@ -29,11 +29,11 @@ def _unreadable(error: Exception) -> None:
 
 
 class Tree:
-    """The only class in this library that touches files. It never writes and never raises for what it finds; Exhausted
-    is about the reader.
+    """The only class in this library that touches files. It never writes and never raises for the node's content;
+    Exhausted is about the reader.
 
     Paths are absolute paths of the node. Below another root than `/` symbolic links are resolved inside that root, so
-    that an absolute link of a captured machine does not lead into the machine that reads it.
+    an absolute link of a captured machine does not lead into the reading machine.
 
     record: called as `record(operation, path)` for each access that reaches the file system; capture uses it to learn
     which files carry the facts.
@@ -57,13 +57,13 @@ class Tree:
         return Snapshot(self.root, self._record)
 
     def once(self, make: Callable[[Tree], Any]) -> Any:
-        """What a function makes of this tree; a snapshot calls each function once."""
+        """The result of a function on this tree; a snapshot calls each function once."""
         return make(self)
 
-    # What follows touches the file system.
+    # Methods that touch the file system.
 
     def read_bytes(self, path: str) -> Optional[bytes]:
-        """Content of a file; None when it is absent or unreadable."""
+        """Content of a file; None if it is absent or unreadable."""
         if self._record:
             self._record("read", path)
         try:
@@ -87,7 +87,7 @@ class Tree:
             os.close(fd)
 
     def attributes(self, directory: str, names: Sequence[str]) -> dict[str, Optional[str]]:
-        """Several files of one directory as {name: what `read` would give}, by one path walk where they are many."""
+        """Several files of one directory as {name: what `read` would give}, by one path walk if they are many."""
         if len(names) < 4:
             return {name: self.read(f"{directory}/{name}") for name in names}
         if self._record:
@@ -122,7 +122,7 @@ class Tree:
     def slots(self, directory: str, empty: bytes, first: bool = False) -> list[tuple[int, str]]:
         """Numbered files of a directory whose content does not start with `empty`, as [(number, stripped text)].
 
-        first: only one of them, the lowest that is found when reading in order.
+        first: only one of them, the lowest.
 
         For the GID tables: 256 to 1024 slots per port, nearly all empty. All are read, because a table has holes once
         addresses were removed and neither the directory nor any counter shows which slots are in use. It is cheap: one
@@ -163,7 +163,7 @@ class Tree:
         return sorted(found)
 
     def listdir(self, path: str) -> list[str]:
-        """Names in a directory, sorted; empty when it is absent."""
+        """Names in a directory, sorted; empty if it is absent."""
         if self._record:
             self._record("list", path)
         try:
@@ -173,7 +173,7 @@ class Tree:
             return []
 
     def readlink(self, path: str) -> Optional[str]:
-        """Target of a symbolic link as written; None when there is no link."""
+        """Target of a symbolic link as written; None if it is not a link."""
         if self._record:
             self._record("link", path)
         try:
@@ -182,7 +182,7 @@ class Tree:
             return None
 
     def stat(self, path: str) -> Optional[os.stat_result]:
-        """Status of what a path leads to; None when there is nothing."""
+        """Status of a path's target; None if it is absent."""
         if self._record:
             self._record("stat", path)
         try:
@@ -193,10 +193,10 @@ class Tree:
         except (OSError, ValueError):
             return None
 
-    # What follows is built from the above.
+    # Methods built from the above.
 
     def read(self, path: str) -> Optional[str]:
-        """Content of a file, stripped; None when it is absent or unreadable (EINVAL, ENODEV and EIO included)."""
+        """Content of a file, stripped; None if it is absent or unreadable (EINVAL, ENODEV and EIO included)."""
         data = self.read_bytes(path)
         return None if data is None else data.decode("utf-8", "replace").strip()
 
@@ -218,7 +218,7 @@ class Tree:
         return None if status is None else int(status.st_mtime)
 
     def realpath(self, path: str) -> str:
-        """The path with every symbolic link resolved, inside the root. A missing rest is kept as it is."""
+        """The path with every symbolic link resolved, inside the root. A missing rest is kept unchanged."""
         try:
             return self._resolve(path, [_LINKS_MAX])
         except OSError:  # a symlink loop

@@ -25,7 +25,7 @@ def _index(tree: Tree) -> dict[str, list[str]]:
 
 
 def fragment(tree: Tree, unit: str) -> Optional[str]:
-    """Path of the unit file that applies; None when there is none or the unit is masked."""
+    """Path of the unit file that applies; None if there is none or the unit is masked."""
     index = tree.once(_index)
     for name in (unit, template(unit)):
         for directory in index.get(name, ()):

@@ -11,7 +11,7 @@ from ...module_utils._core.change import Finding, Refused
 from ...module_utils.hca import elf
 from . import folder as bundle_folder
 
-# As `uname -m` and release assets name the same architecture.
+# One architecture as `uname -m` and as release assets call it.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _REFILL = "fill the bundle folder again (playbooks/bundle.yml) and run again"
 
@@ -58,8 +58,8 @@ def _file(bundle: dict, directory: str, name: str, architecture: str) -> tuple[b
 
 
 def row_of(bundle: dict, name: str, architecture: str) -> dict | None:
-    """The row of bundle.yml that has plugins of this name: a file, or an image with its one program in the root, as
-    Flannel's is mainly released.
+    """The row of bundle.yml that has plugins of this name: a file, or an image with one program in its root, the main
+    form of Flannel's releases.
     """
     file = bundle_folder.file_for(bundle, name, architecture)
     if file:
@@ -143,7 +143,7 @@ def _unfit(archive: str, plugin: str, content, machine: str, programs: dict):
 
 
 def supply(given: dict) -> bundle_folder.Supply:
-    """What the module cni_plugins gets. given: its options. Refused where the bundle lacks a plugin."""
+    """What the module cni_plugins gets. given: its options. Refused if the bundle lacks a plugin."""
     bundle = bundle_folder.described(given["bundle"])
     programs, findings = choose(bundle, given["bundle"], given["names"], given["machine"])
     if findings:

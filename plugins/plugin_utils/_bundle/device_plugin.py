@@ -1,7 +1,7 @@
 """The device plugin as one file that Python runs: its package and the discovery library in a zip archive.
 
 The same sources give the same bytes on every controller: members are sorted, stored without compression (zlib's output
-differs between versions) and carry one date. So a checksum tells whether a node has it.
+differs between versions) and have one date. So a checksum tells whether a node has it.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def locked() -> dict:
-    """Options of the module device_plugin that say which code and which libraries a node is to have."""
+    """Options of the module device_plugin for the code and the libraries that a node needs."""
     names = ("name", "version", "files")
     wheels = [{key: row[key] for key in names} for row in folder.lock()["wheels"] if row["used_by"] == "device_plugin"]
     return {"code_sha256": hashlib.sha256(archive(COLLECTION)).hexdigest(), "wheels": wheels}
 
 
 def supply(given: dict) -> folder.Supply:
-    """What the module device_plugin gets. given: its options. Refused where the plugin rejects the config."""
+    """What the module device_plugin gets. given: its options. Refused if the plugin rejects the config."""
     if given["state"] != "present":
         return folder.Supply({}, {}, dict)
     code, options, wheel_dir = archive(COLLECTION), locked(), given["wheel_dir"]
@@ -49,7 +49,7 @@ def supply(given: dict) -> folder.Supply:
 
 
 def check_config(code: bytes, text: str, api: str) -> None:
-    """Refused where the plugin that is about to be installed rejects a config."""
+    """Refused if the plugin that is about to be installed rejects a config."""
     with tempfile.TemporaryDirectory(prefix="rdma-device-plugin-") as scratch:
         program, path = os.path.join(scratch, CODE), os.path.join(scratch, "config.json")
         files.write(program, code)
@@ -68,7 +68,7 @@ def check_config(code: bytes, text: str, api: str) -> None:
 
 
 def _there(contents: dict) -> dict:
-    """The same files; Refused where one of them is not there."""
+    """The same files; Refused if one of them is missing."""
     missing = [path for path in contents.values() if isinstance(path, pathlib.Path) and not path.is_file()]
     if missing:
         where, program = missing[0].parent, COLLECTION / "device_plugin/fetch_wheels.py"
@@ -77,19 +77,19 @@ def _there(contents: dict) -> dict:
             "variable device_plugin_wheel_dir",
             f"{', '.join(path.name for path in missing)} in {where}",
             "no such file",
-            f"{step}, both named in the files",
+            f"{step}, both of which the files state",
         )
     return contents
 
 
 def archive(collection: pathlib.Path) -> bytes:
-    """The archive of the collection at this path. Refused when its device plugin is not there."""
+    """The archive of the collection at this path. Refused if it has no device plugin."""
     members = {"__main__.py": MAIN.encode(), **plugin_image.code(os.fspath(collection))}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as target:
         for name, content in sorted(members.items()):
             member = zipfile.ZipInfo(name, _DATE)
-            member.create_system = 3  # as on any Unix, whatever this controller is
+            member.create_system = 3  # as on any Unix, independent of this controller
             member.external_attr = 0o644 << 16
             target.writestr(member, content)
     return buffer.getvalue()

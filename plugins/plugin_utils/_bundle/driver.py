@@ -1,4 +1,4 @@
-"""The HCA driver in a bundle folder: doca-host, a package that holds a whole repository. Pure."""
+"""The HCA driver in a bundle folder: doca-host, a package with a whole repository in it. Pure."""
 
 import functools
 import json
@@ -11,9 +11,9 @@ from . import folder as bundle_folder
 
 def release(given: str | None, lock: dict, node: dict, flavor: str, bundle: dict | None = None) -> str:
     """driver_version. Null is the newest release whose key the lock trusts on the node's platform; without one the
-    newest there, or anywhere. Empty where the lock has none of the flavor.
+    newest there, or anywhere. Empty if the lock has none of the flavor.
 
-    bundle: content of bundle.yml if it is the source: the newest in it comes first, then the newest that it can get.
+    bundle: content of bundle.yml if it is the source: its newest release, else the newest that it can get.
     """
     if given:
         return str(given)
@@ -41,7 +41,7 @@ def packages(bundle: dict, node: dict, version: str) -> list[dict]:
 
 
 def from_bundle(variables: dict) -> bool:
-    """Whether the bundle is the source: with driver_source bundle; with auto, unless another is given."""
+    """Whether the bundle is the source: with driver_source bundle; with auto, unless another source is set."""
     if variables["driver_flavor"] != "doca" or variables["driver_source"] == "repository":
         return False
     given = variables["driver_repository_url"] or variables["driver_host_package"]
@@ -55,7 +55,7 @@ def _folder(variables: dict) -> str | None:
 
 
 def findings(variables: dict, node: dict, bundle: dict | None, lock: dict) -> list[Finding]:
-    """Why the driver cannot come out of the bundle, with the command that adds it."""
+    """Why the driver cannot come from the bundle, with the command that adds it."""
     if not from_bundle(variables):
         return []
     folder = _folder(variables)
@@ -68,7 +68,7 @@ def findings(variables: dict, node: dict, bundle: dict | None, lock: dict) -> li
     distribution, architecture = driver_packages.distribution(node), driver_packages.architecture(node)
     rows = [row for row in (bundle or {}).get("files") or [] if row.get("name") == DRIVER]
     others = sorted(f"{row.get('version')} for {row.get('distribution')} {row.get('architecture')}" for row in rows)
-    # The command describes the folder anew, so it names all that is in it too.
+    # The command describes the whole folder again, so it also lists what is already there.
     every = (bundle or {}).get("files") or []
     more = {
         "bundle_architectures": sorted({architecture} | {row.get("architecture") for row in every} - {"any", None}),
@@ -82,7 +82,7 @@ def findings(variables: dict, node: dict, bundle: dict | None, lock: dict) -> li
         Finding(
             f"bundle {folder}",
             f"{DRIVER} {version} for {distribution} {architecture}",
-            f"{DRIVER} {', '.join(others)}" if others else "no driver" if bundle else "no bundle.yml that can be read",
+            f"{DRIVER} {', '.join(others)}" if others else "no driver" if bundle else "no readable bundle.yml",
             f"add it on a connected machine: {command}; or set driver_version to one that it has, driver_source: "
             "repository where the nodes reach NVIDIA's server, or driver_repository_url to a mirror",
         )

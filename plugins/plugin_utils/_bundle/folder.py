@@ -2,7 +2,7 @@
 
 bundle.yml is {schema: 1, origin: release|own|testbed, files: [{name, version, architecture, path, sha256}], images:
 [{reference, path, sha256, architecture?}]}; paths are relative to the folder. `findings` and the choosers are pure;
-`described` reads the description, `damaged` the files.
+`described` reads the description, `damaged` reads the files.
 """
 
 import functools
@@ -26,11 +26,11 @@ LOCK = pathlib.Path(__file__).resolve().parents[3] / "lock/artifacts.yml"
 ARCHITECTURES = ("amd64", "arm64", "any")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTAINERS = ("initContainers", "containers")
-# What a node with Internet access cannot pull by itself, so that it comes through the controller's cache; and of which
-# of these, an image, it is one program.
+# What a node with Internet access cannot pull itself, so the controller's cache provides it; and the images of which it
+# needs only one program.
 CACHED = ("k3s", "k3s-selinux", "cni-plugins", "flannel-cni-plugin")
 PROGRAMS = {"flannel-cni-plugin": "flannel"}
-# No lock has the sums of the programs in these: the controller reads them, also where nodes fetch what they need.
+# No lock has the sums of the programs in these: the controller reads them, even if nodes fetch their software.
 READ = ("cni-plugins", "flannel-cni-plugin")
 _FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy all of it here"
 
@@ -42,7 +42,7 @@ def lock() -> dict:
 
 
 def cache() -> str:
-    """The folder on the controller that stands for a bundle where none is given."""
+    """The folder on the controller that replaces a bundle if none is given."""
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "gpufabric.rdma")
 
 
@@ -55,7 +55,7 @@ def rows_of(content: dict, names: Iterable[str], platforms: tuple, digests: dict
 
 
 def downloads(content: dict, platforms: tuple, digests: dict, mirrors: dict) -> list[dict]:
-    """Rows that nodes fetch themselves, each with its address. Refused where the lock has nothing to check one by."""
+    """Rows that nodes fetch themselves, each with its address. Refused if the lock has no checksum for one."""
     if unpinned := bundle_lock.unpinned(content, CACHED, digests):
         raise Refused(unpinned)
     rows = rows_of(content, CACHED, platforms, digests)
@@ -71,7 +71,7 @@ def with_downloads(bundle: dict | None, rows: list[dict]) -> dict | None:
 
 
 def cached(folder: str, origin: str, rows: list[dict]) -> tuple[dict, list[str]]:
-    """bundle.yml of the cache filled with these rows, and the paths that it lacks, or holds otherwise."""
+    """bundle.yml of the cache filled with these rows, and the paths that are missing or differ."""
     expected = bundle_lock.describe(origin, rows, [])
     held = {row["path"]: row for row in (described(folder) or {}).get("files") or []}
     lacking = [
@@ -83,10 +83,10 @@ def cached(folder: str, origin: str, rows: list[dict]) -> tuple[dict, list[str]]
 
 
 def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
-    """What is wrong with the description itself, regardless of what a node needs."""
+    """Problems of the description itself, regardless of a node's needs."""
     found = []
     if not isinstance(bundle, dict) or bundle.get("schema") != SCHEMA:
-        seen = bundle.get("schema") if isinstance(bundle, dict) else "none that can be read"
+        seen = bundle.get("schema") if isinstance(bundle, dict) else "none that is readable"
         return [Finding(f"{where}/{DESCRIPTION}", f"schema {SCHEMA}", f"{seen}", _FILL)]
     if bundle.get("origin") not in ORIGINS:
         found.append(
@@ -113,9 +113,9 @@ def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
 
 
 class Supply(NamedTuple):
-    """What a module gets from the controller: options, and the files that it may then ask for by name.
+    """What a module gets from the controller: options, and the files that it may request by name.
 
-    packed: how those that it asks for travel, as {name: bytes or path}.
+    packed: the requested files as {name: bytes or path}.
     """
 
     options: dict
@@ -124,7 +124,7 @@ class Supply(NamedTuple):
 
 
 def described(folder: str | None) -> dict | None:
-    """bundle.yml of a folder; None without a folder or where it cannot be read. Who needs it says why it is missing."""
+    """bundle.yml of a folder; None without a folder or if it cannot be read. The caller reports why it is missing."""
     document = read(folder)[0] if folder else None
     return document if isinstance(document, dict) else None
 
@@ -180,7 +180,7 @@ def fill(bundle: dict, where: str, architecture: str, distribution: str | None =
 
 
 def archives_for(bundle: dict, architecture: str) -> list[dict]:
-    """One row for each image archive of a node's architecture; an archive that holds several images is listed once."""
+    """One row for each image archive of a node's architecture; an archive with several images is listed once."""
     rows: dict[str, dict] = {}
     for row in bundle.get("images") or []:
         if row.get("architecture", "any") in (architecture, "any"):
@@ -211,13 +211,13 @@ def damaged(folder: str, rows: Iterable[dict]) -> list[Finding]:
 
 
 def by_digest(objects: list[dict], lock: dict, bundle: dict | None) -> list[dict]:
-    """The objects with REFERENCE@DIGEST for each locked image that the bundle (bundle.yml, or None) does not bring.
+    """The objects with REFERENCE@DIGEST for each locked image that the bundle (bundle.yml, or None) does not contain.
 
-    What a bundle brings was fetched by digest and is imported under its tag, the only name by which containerd then
-    knows it; the kubelet pulls everything else, and a tag may move.
+    A bundle's images were fetched by digest and are imported under their tags, the only names that containerd then
+    knows; the kubelet pulls everything else, and a tag may move.
 
-    An image that the lock does not have, that has no digest there or that names its own, stays as it is. So do all
-    where the bundle is a user's own builds, whose digests the lock cannot know.
+    An image stays unchanged if it is not in the lock, has no digest there or already has one. So do all images if the
+    bundle holds a user's own builds, whose digests the lock cannot know.
     """
     if (bundle or {}).get("origin", "release") != "release":
         return objects
@@ -237,7 +237,7 @@ def by_digest(objects: list[dict], lock: dict, bundle: dict | None) -> list[dict
 
 
 def _copied(value):
-    """As copy.deepcopy, which takes seconds for what Ansible tags and renders lazily."""
+    """Like copy.deepcopy, which takes seconds on values that Ansible tags and renders lazily."""
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     return [_copied(item) for item in value] if isinstance(value, list) else value

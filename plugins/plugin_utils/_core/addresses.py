@@ -1,6 +1,6 @@
 """netaddr, for everything that runs on the controller; code that runs on nodes has only ipaddress.
 
-Import it from here: if netaddr is missing, its first use says what to install.
+Import it from here: if netaddr is missing, its first use reports what to install.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ except ImportError:
 
 
 def network(value):
-    """The IPNetwork of a value; None where it is none."""
+    """The IPNetwork of a value; None if it is not a network."""
     try:
         return netaddr.IPNetwork(value)
     except (netaddr.AddrFormatError, TypeError, ValueError):
@@ -32,7 +32,7 @@ def network(value):
 
 
 def address(value):
-    """The IPAddress of a value; None where it is none."""
+    """The IPAddress of a value; None if it is not an address."""
     try:
         return netaddr.IPAddress(value)
     except (netaddr.AddrFormatError, TypeError, ValueError):
@@ -40,13 +40,13 @@ def address(value):
 
 
 def inside(value, net) -> bool:
-    """Whether a value is an address of a network; not where there is none."""
+    """Whether a value is an address of a network; False without a network."""
     held = address(value)
     return held is not None and net is not None and held in net
 
 
 def malformed(answer: dict) -> str:
-    """What a node gives as its addresses and routes' destinations, and is none; empty where all are."""
+    """Malformed values among a node's addresses and routes' destinations; empty if there are none."""
     wrong = [text for text in _own(answer) if not _is_interface(text)]
     return clean(str(wrong))[:300] if wrong else ""
 

@@ -16,9 +16,9 @@ READ = "__discovery_read"
 
 
 def variables(task_vars: dict, hosts: list[str], names: dict[str, str], needed: str = "") -> list[dict[str, Any]]:
-    """Of each host those of the variables that are defined, in the order of the hosts. names: {key: variable}.
+    """For each host, in order, the defined ones of these variables. names: {key: variable}.
 
-    AnsibleError names all hosts that lack the needed one, a key.
+    AnsibleError lists all hosts that lack the needed one, a key.
     """
     known = [task_vars["hostvars"][host] for host in hosts]
     rows = [{key: of_host[name] for key, name in names.items() if name in of_host} for of_host in known]
@@ -29,12 +29,12 @@ def variables(task_vars: dict, hosts: list[str], names: dict[str, str], needed: 
 
 
 def each(task_vars: dict, hosts: list[str], name: str) -> list[Any]:
-    """The variable of each host. AnsibleError names all hosts that lack it."""
+    """The variable of each host. AnsibleError lists all hosts that lack it."""
     return [of_host[name] for of_host in variables(task_vars, hosts, {name: name}, name)]
 
 
 def nodes(task_vars: dict, hosts: list[str], names: dict[str, str], needed: str = "") -> list[dict[str, Any]]:
-    """Of each host its variables (see above), and as node what tests are planned and judged by: host, address,
+    """For each host its variables (see above), and as node the input for planning and judging tests: host, address,
     variables, read, and facts where `read`, what a module read for the tests, has none.
     """
     rows = variables(task_vars, hosts, {**names, "discovered": READ, "facts": "ansible_facts"}, needed)
@@ -50,7 +50,7 @@ def _with_node(discovered: dict | None = None, facts: dict | None = None, **row:
 
 
 def facts(task_vars: dict, hosts: list[str]) -> list[dict]:
-    """The RDMA facts of each host. AnsibleError names all hosts that lack them."""
+    """The RDMA facts of each host. AnsibleError lists all hosts that lack them."""
     known = variables(task_vars, hosts, {"facts": "ansible_facts"})
     rdma = [(of_host.get("facts") or {}).get("rdma") for of_host in known]
     _refuse([host for host, own in zip(hosts, rdma) if not own], "ansible_facts['rdma']")
@@ -64,6 +64,6 @@ def _refuse(hosts: list[str], lacking: str) -> None:
 
 
 def failure(*results: dict | None) -> str:
-    """Why the first of these registered results that failed did; empty where none did."""
+    """Why the first failed one of these registered results failed; empty if none did."""
     failed = [result for result in results if result and result.get("failed")]
     return (failed[0].get("msg") or "the module gave no reason") if failed else ""

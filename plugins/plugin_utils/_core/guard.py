@@ -1,9 +1,8 @@
-"""The ends of action plugins: what change.reported() is for modules, and no variable from a node's facts.
+"""How action plugins end: change.reported() for actions, and a guard against variables from a node's facts.
 
-Ansible makes variables of all that any module on a node answers as facts, above those of the inventory and the
-defaults: a node that somebody else controls could choose files of the controller by them, or what is run on another
-host. Each module of this collection has a guarded action (meta/runtime.yml); what a builtin module on a node answers is
-refused by the next of them.
+Ansible turns all facts that a module on a node returns into variables, which override the inventory and the defaults: a
+compromised node could use them to choose files of the controller, or commands on another host. Each module of this
+collection has a guarded action (meta/runtime.yml), which also refuses what a builtin module on a node returned before.
 """
 
 import functools
@@ -20,7 +19,7 @@ _NAMES = frozenset({"cluster", "policy_files", "policy_dest", "policy_hosts"})
 
 
 def guarded(run):
-    """Decorate ActionModule.run(). Ansible's own errors pass: they name what is wrong with the task."""
+    """Decorate ActionModule.run(). Ansible's own errors pass: they say what is wrong with the task."""
 
     @functools.wraps(run)
     def typed(self, tmp=None, task_vars=None):
@@ -55,7 +54,7 @@ def _refuse_facts(facts) -> None:
                     f"variable {name}",
                     "a value of the inventory, of -e or the default",
                     "one that the node sets by its facts",
-                    "look for what makes it on the node (a file in /etc/ansible/facts.d, or a break-in); until "
+                    "look for its source on the node (a file in /etc/ansible/facts.d, or a break-in); until "
                     "then leave the node out with --limit",
                     "node:variable",
                 )
@@ -65,7 +64,7 @@ def _refuse_facts(facts) -> None:
 
 
 def options(documentation: str | dict) -> dict:
-    """An action's argument_spec: the options as its module documents them, which states them alone."""
+    """An action's argument_spec: the options as its module's documentation, their only home, lists them."""
     documented = documentation if isinstance(documentation, dict) else yaml_load(documentation)["options"]
     made = {}
     for name, option in documented.items():

@@ -1,4 +1,4 @@
-"""JUnit XML as Jenkins' schema has it (junit-10.xsd of its xUnit plugin): the only place that writes it. Pure."""
+"""JUnit XML by Jenkins' schema (junit-10.xsd of its xUnit plugin): the only writer of it. Pure."""
 
 from typing import NamedTuple
 from xml.etree import ElementTree  # only written, never parsed
@@ -9,7 +9,7 @@ PASSED, FAILURE, ERROR, SKIPPED = OUTCOMES = ("", "failure", "error", "skipped")
 
 
 class Case(NamedTuple):
-    """One test case. text: what is told of it at length; of a passed one it becomes its output."""
+    """One test case. text: the details; for a passed case they become its output."""
 
     classname: str
     name: str
@@ -27,7 +27,7 @@ class Suite(NamedTuple):
 def document(name: str, at: str, suites: list[Suite]) -> str:
     """The XML of suites run at a time (ISO 8601). Counts are made here; nothing is timed, so each time is 0."""
     root = ElementTree.Element("testsuites", name=clean(name))
-    # The schema knows no `skipped` of all suites together.
+    # The schema has no `skipped` for all suites together.
     root.attrib.update(_counts([case for suite in suites for case in suite.cases]), time="0")
     for suite in suites:
         element = ElementTree.SubElement(root, "testsuite", name=clean(suite.name), timestamp=clean(at))

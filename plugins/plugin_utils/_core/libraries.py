@@ -1,4 +1,4 @@
-"""Python libraries that the controller needs beside ansible-core."""
+"""Python libraries that the controller needs besides ansible-core."""
 
 import importlib.util
 import pathlib
@@ -15,17 +15,17 @@ _RUNTIME = pathlib.Path(__file__).resolve().parents[3] / "meta/runtime.yml"
 
 
 def missing(name: str) -> Finding:
-    """What is said where a library is not installed."""
+    """The error for a library that is not installed."""
     return Finding(
         "controller",
         f"the Python library {name}",
         f"none in {sys.executable}",
-        f"install it beside ansible-core: {sys.executable} -m pip install {name}",
+        f"install it next to ansible-core: {sys.executable} -m pip install {name}",
     )
 
 
 def findings(names: Iterable[str], core: str = __version__) -> list[Finding]:
-    """What the controller lacks: an ansible-core that is new enough, and libraries that this Python can import."""
+    """What the controller lacks: a recent enough ansible-core, and libraries that this Python can import."""
     return [*_too_old(core), *(missing(name) for name in names if not installed(name))]
 
 
@@ -41,7 +41,7 @@ def installed(name: str) -> bool:
     """Whether this controller finds a library, or a collection by the name of its package."""
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # not even what it is in
+    except ModuleNotFoundError:  # not even its parent package
         return False
     except ValueError:  # sys.modules has it without a spec
         return sys.modules.get(name) is not None

@@ -1,4 +1,4 @@
-"""Rails of a node's facts, as networks and test pods are planned from. Pure."""
+"""Rails of a node's facts, in the form that the plans of networks and test pods take. Pure."""
 
 from ansible.module_utils.common.validation import check_type_list
 
@@ -31,5 +31,5 @@ def dra_rails(resources, facts, api: str, rails: list) -> dict[int, str | None]:
     try:
         _over_plugin, over_dra = dra.served(resources, api, [int(index) for index in check_type_list(rails)], facts)
     except ValueError:
-        return {}  # the plan names it
+        return {}  # the plan reports it
     return dra.rails(over_dra, facts)

@@ -1,4 +1,4 @@
-"""What a run in check mode says about drift: from the results of its tasks to one verdict a host.
+"""What a run in check mode says about drift: from the results of its tasks to one verdict per host.
 
 Pure. docs/schemas/results-1.json describes the document.
 """
@@ -13,21 +13,21 @@ from ...module_utils.hca.facts import reboot_reasons
 from .._core import junit as xml
 
 SCHEMA = "gpufabric.rdma/drift/1"
-# Set by the recorder. Workers are forked from its process, so the tasks of the run see that it is loaded.
+# Set by the recorder. Workers are forked from its process, so all tasks see that it is loaded.
 LISTENING = "GPUFABRIC_RDMA_DRIFT_RECORDER"
 VERDICT_SCHEMA = "gpufabric.rdma/drift-verdict/1"
 CONVERGED, DRIFT, REBOOT, UNSAFE, UNREACHABLE = "converged", "drift", "reboot_pending", "unsafe", "unreachable"
-# Best first: the worst of what is true of a host is its verdict, and the worst host gives the run's exit code.
+# Best first: a host's verdict is the worst that applies, and the worst host sets the run's exit code.
 EXIT_CODES = {CONVERGED: 0, DRIFT: 2, REBOOT: 3, UNSAFE: 4, UNREACHABLE: 4}
 VERDICTS = tuple(EXIT_CODES)
-# The one task that speaks of other hosts than its own.
+# The only task that reports on hosts other than its own.
 PLAN = "gpufabric.rdma.plan"
 HIDDEN = "hidden, because the task is marked no_log"
 ABSENT = "absent"
 
 
 class Task(NamedTuple):
-    """What matters of a task. role: without namespace, "" outside of roles; once: for all hosts at once."""
+    """The relevant part of a task. role: without namespace, "" outside of roles; once: for all hosts at once."""
 
     name: str
     action: str = ""
@@ -37,7 +37,7 @@ class Task(NamedTuple):
 
 
 class Host:
-    """What was seen of one host; lists keep their order, without duplicates."""
+    """What was seen on one host; lists keep their order, without duplicates."""
 
     def __init__(self) -> None:
         self.differences: list[dict] = []
@@ -138,7 +138,7 @@ class Record:
         return {"schema": SCHEMA, "at": at, "verdict": worst, "exit_code": EXIT_CODES[worst], "hosts": hosts}
 
     def _at(self, host: str, task: Task) -> Host:
-        """Where a finding belongs: what is read on another host of the run is that host's."""
+        """Where a finding belongs: one that was read on another host of the run is that host's."""
         return self.hosts[task.delegate if task.delegate in self.hosts else host]
 
     def _read(self, host: str, task: Task, result: dict) -> None:
@@ -152,7 +152,7 @@ class Record:
             self._planned(task, result)
         if task.action.endswith("driver_reload"):
             self._gate(place, task, result)
-        # The gate also lists what rules out an option that it does not choose.
+        # The gate also lists the reasons against options that it does not choose.
         findings = (result.get("findings") or []) if result.get("verdict") in (None, "refuse") else []
         for finding in findings:
             self._refuse(host, task, finding)
@@ -178,7 +178,7 @@ class Record:
             _add(place.remarks, f"left as it is: {reason}")
 
     def _planned(self, task: Task, result: dict) -> None:
-        """What the plan says of each host: all that differs in the host layer."""
+        """What the plan says about each host: all that differs in the host layer."""
         for name, decided in (result.get("hosts") or {}).items():
             for change in decided.get("plan") or []:
                 for difference in _changes(task._replace(role=change["role"]), [change]):
@@ -198,10 +198,10 @@ class Record:
             _add(place.differences, _difference(task, "driver in memory", result["summary"], "the one on disk"))
 
     def _refuse(self, host: str, task: Task, finding: dict) -> None:
-        """A problem is that of the hosts it names; one of the controller is that of every host still compared. The plan
+        """A problem belongs to the hosts it lists; one of the controller belongs to every host still compared. The plan
         says which role has found it.
         """
-        planned = finding if task.action == PLAN else {}  # what else has these keys is an answer of a node
+        planned = finding if task.action == PLAN else {}  # such keys in any other result come from a node
         named, role = planned.get("host", host).split(", "), planned.get("role", task.role)
         text = f"role {role}: {_sentence(finding)}" if role else _sentence(finding)
         open_hosts = [name for name, found in self.hosts.items() if not found.ended]
@@ -217,7 +217,7 @@ def broken(result: dict) -> bool:
 
 
 def verdict_of(document: dict, run: str) -> dict:
-    """The short answer for a pipeline. run: the caller's name for this run, to distinguish it from an earlier one."""
+    """The short answer for a pipeline. run: the caller's name for this run, to tell it from an earlier one."""
     hosts = {host["host"]: host["verdict"] for host in document["hosts"]}
     kept = {key: document[key] for key in ("at", "verdict", "exit_code")}
     return {"schema": VERDICT_SCHEMA, "run": run, **kept, "hosts": hosts}
@@ -237,7 +237,7 @@ def _differences(task: Task, result: dict) -> list[dict]:
         return []
     if "censored" in result:
         return [_difference(task, task.name, HIDDEN, HIDDEN)]
-    # A module of Ansible itself or of another collection: which file, or else which task, and which item of its loop.
+    # A module of Ansible itself or of another collection: its file, else its task, and the item of its loop.
     label = result.get("_ansible_item_label")
     name = (
         result.get("dest") or result.get("path") or (f"{task.name}: {label}" if isinstance(label, str) else task.name)
@@ -283,7 +283,7 @@ def title(verdict: str) -> str:
 
 
 def junit(document: dict) -> str:
-    """One suite a host: a case for its state, one for each difference. What could not be read is an error."""
+    """One suite per host: a case for its state, one for each difference. Anything unread is an error."""
     suites = [xml.Suite(host["host"], _host_cases(host)) for host in document["hosts"]]
     return xml.document("gpufabric.rdma drift", document["at"], suites)
 

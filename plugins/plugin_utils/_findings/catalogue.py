@@ -1,4 +1,4 @@
-"""The catalogue of failures, catalogue.yml beside this file: the sign, its cause, where to look, and the fix.
+"""The catalogue of failures, catalogue.yml next to this file: the sign, its cause, where to look, and the fix.
 
 `diagnosis` matches checks against CATALOGUE; docs/failures.md is generated from DOCUMENT.
 """
@@ -12,7 +12,7 @@ from ansible.module_utils.common.yaml import yaml_load
 
 
 class Sign(NamedTuple):
-    """What shows a failure: a check's id (with * and ?) and a regular expression for its object and what it saw."""
+    """A sign of a failure: a check's id (with * and ?) and a regular expression for its object and what it saw."""
 
     check: str
     text: str = ""
@@ -33,7 +33,7 @@ class Failure(NamedTuple):
 
 
 def _expanded(ids: Iterable[str], groups: dict) -> tuple[str, ...]:
-    """The ids of checks, with those of a group in place of @NAME."""
+    """The ids of checks, with those of a group instead of @NAME."""
     return tuple(
         one for name in ids for one in (_expanded(groups[name[1:]], groups) if name.startswith("@") else (name,))
     )
@@ -49,6 +49,6 @@ CATALOGUE = tuple(_failure(entry, DOCUMENT["groups"]) for entry in DOCUMENT["fai
 
 
 def prevented(finding: dict) -> str | None:
-    """The failure that refusing a run has prevented; None where the catalogue does not name the problem."""
+    """The failure that refusing a run has prevented; None if the problem is not in the catalogue."""
     text = f"{finding['object']}: wanted {finding['wanted']}, seen {finding['seen']}"
     return next((one.id for one in CATALOGUE if any(re.search(word, text) for word in one.refused)), None)

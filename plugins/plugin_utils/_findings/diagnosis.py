@@ -2,9 +2,9 @@
 
 Pure.
 
-For each host: the failures whose signs its checks show; of those, the ones that no other explains; of these, the first
-in the order of the catalogue is the root. What the root explains is listed beneath it. What nothing explains is listed
-beside it: an unrelated second fault is not called a consequence.
+For each host, take the failures whose signs its checks show and drop those that another one explains. The first of the
+rest, in the order of the catalogue, is the root. What the root explains is listed beneath it. Unexplained failures are
+listed separately: an unrelated second fault is not called a consequence.
 """
 
 import fnmatch
@@ -25,12 +25,12 @@ _NAMES = {
 }
 # Checks of one node that need another: "A mlx5_0 -> B mlx5_0", "pod on A -> B".
 _PEER = re.compile(r" -> (\S+)")
-# Findings in objects of the cluster are listed with its first host and concern all of them.
+# Findings in objects of the cluster are listed with its first host and apply to all hosts.
 _EVERYWHERE = ("nad:*", "policy:*", "plugin:config", "namespace:*", "pod:tests")
 
 
 class _Found(NamedTuple):
-    """A failure that a host's checks show. everywhere: in an object of the cluster, so it concerns every host."""
+    """A failure that a host's checks show. everywhere: in an object of the cluster, so it applies to every host."""
 
     failure: findings_catalogue.Failure
     host: str
@@ -50,7 +50,7 @@ def diagnose(by_host: dict, catalogue=findings_catalogue.CATALOGUE) -> tuple[dic
     checks = {host: [dict(item) for item in items] for host, items in by_host.items()}
     found = [one for failure in catalogue for host, items in checks.items() for one in _shown(failure, host, items)]
     causes = _unexplained(found)
-    # A root may be another host's, so all are named before the first verdict.
+    # A root may be another host's, so all are found before the first verdict.
     on: dict = {}
     for one in found:
         on.setdefault(one.host, []).append(one)
@@ -78,7 +78,7 @@ def _shows(item: dict, failure: findings_catalogue.Failure) -> bool:
 
 
 def _shown(failure: findings_catalogue.Failure, host: str, items: list[dict]):
-    """The failure on a host, if it occurred; a hint alone does not count unless it explains a failed check."""
+    """The failure on a host, if it occurred; a mere hint counts only if it explains a failed check."""
     shown = [item for item in items if _shows(item, failure)]
     if shown:
         one = _Found(failure, host, shown, any(_is(item["id"], _EVERYWHERE) for item in shown), _about(shown))
@@ -104,7 +104,7 @@ def _names(text_of: str) -> dict[str, set]:
 
 
 def _explains(one: _Found, item: dict) -> bool:
-    """Whether a check fails because of a failure: both are about the same rail and HCA, or about none."""
+    """Whether a check fails because of a failure: both concern the same rail and HCA, or none."""
     if item["status"] != FAILED or not _is(item["id"], tuple(one.failure.leads_to)):
         return False
     about = _about([item])
@@ -138,12 +138,12 @@ def _unexplained(found: list[_Found]) -> dict:
 
 
 def _among(item: dict, items: list[dict]) -> bool:
-    """Whether it is this very object: two checks may be equal."""
+    """Identity, because two checks may be equal."""
     return any(item is one for one in items)
 
 
 def _name_all(host: str, items: list[dict], found: list[_Found], causes: dict) -> list[_Found]:
-    """Set failure, root and consequence_of on a host's checks; returns what explains some of them.
+    """Set failure, root and consequence_of on a host's checks; returns the failures that explain some of them.
 
     found: the failures that the host's own checks show.
     """
@@ -183,7 +183,7 @@ def _verdict(root: _Found, host: str, items: list[dict]) -> dict:
 
 
 def text(verdicts: dict) -> str:
-    """One block a root, with its consequences beneath it; hosts with the same verdict share it."""
+    """One block per root, with its consequences beneath it; hosts with the same verdict share it."""
     keyed = ((host, _lines(host, verdict)) for host, verdict in verdicts.items())
     return "\n".join(f"{core_text.names(hosts)}  {lines}" for hosts, lines in core_text.alike(keyed))
 

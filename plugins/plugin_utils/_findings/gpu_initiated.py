@@ -3,7 +3,7 @@
 from ...module_utils.hca import gpu_initiated as facts_of
 
 _WRITE = "run playbooks/host.yml -e kernel_modules_gpu_initiated=write, which asks for the reboot too"
-# What is missing, and what a job then says.
+# What is missing, and the message of a job without it.
 _NEEDS = {
     facts_of.PEER_MAPPING: (
         "PeerMappingOverride=1 of the NVIDIA driver",
@@ -17,20 +17,20 @@ _NEEDS = {
     facts_of.PEERMEM: ("nvidia_peermem", "GDAKI registers no GPU memory (ucx#10995)"),
 }
 _WHYS = {
-    facts_of.ABSENT: ("is not there", ""),
-    facts_of.REBOOT: ("is configured and counts from the next load of the driver", "reboot the node"),
+    facts_of.ABSENT: ("is missing", ""),
+    facts_of.REBOOT: ("is configured and takes effect at the next load of the driver", "reboot the node"),
     facts_of.IGNORED: (
-        "was configured before this boot, and the driver has loaded without it",
+        "was configured before this boot, but the driver loaded without it",
         "look at dmesg | grep NVRM on the node",
     ),
     facts_of.STRAY: ("is in a line of modprobe.d that does not begin with options nvidia (ml-cookbook#43)", ""),
     facts_of.OVERRIDDEN: ("is overridden by a line that is read later", "remove that line"),
     facts_of.UNKNOWN: (f"is not known: {facts_of.PARAMS} cannot be read", "read it as root on the node itself"),
     facts_of.NO_NODE: (
-        "is not there: the module is loaded, the device is missing",
+        "is missing: the module is loaded, the device is not there",
         "run insmod.sh of NVIDIA's GDRCopy on the node",
     ),
-    facts_of.MODE: ("may not be read and written by everybody", f"chmod 0666 {facts_of.NODE}"),
+    facts_of.MODE: ("is not readable and writable for everybody", f"chmod 0666 {facts_of.NODE}"),
 }
 _STEPS = {
     facts_of.PEER_MAPPING: _WRITE,
@@ -41,7 +41,7 @@ _STEPS = {
 
 
 def seen(state: dict, way: str) -> str:
-    """What the way lacks, with the line at fault; empty where it lacks nothing."""
+    """What the way lacks, with the line at fault; empty if it lacks nothing."""
     parts = []
     for each in state["ways"][way]["missing"]:
         what, failure = _NEEDS[each["need"]]
@@ -52,13 +52,13 @@ def seen(state: dict, way: str) -> str:
 
 
 def next_step(state: dict, way: str) -> str:
-    """Of the first thing that is missing."""
+    """For the first thing that is missing."""
     first = state["ways"][way]["missing"][0]
     return _WHYS[first["why"]][1] or _STEPS[first["need"]]
 
 
 def line(state: dict) -> str:
-    """All ways of a node in a line."""
+    """All ways of a node in one line."""
     words = {True: "works", None: "is not known", False: "lacks"}
     parts = []
     for way, of in state["ways"].items():

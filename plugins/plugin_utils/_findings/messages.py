@@ -1,4 +1,4 @@
-"""Why a pod does not start: the component that said so, in its own words, with cause and fix (catalogue.yml, messages).
+"""Why a pod does not start: the component and its message, with cause and fix (catalogue.yml, messages).
 
 Pure.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .catalogue import DOCUMENT
 
 UNKNOWN = "see: k3s kubectl describe pod"
-# CNI plugins that call others: an error behind their name is that of the plugin which they called.
+# CNI plugins that call others: an error after their name comes from the plugin that they called.
 _CALLERS = ("multus", "multus-shim")
 _PLUGIN = re.compile(r'plugin type="([\w.-]+)"')
 
@@ -34,9 +34,9 @@ _LOOK = {one["component"].lower(): one["look"] for one in DOCUMENT["messages"]}
 
 
 def explain(reason: str) -> list[Message]:
-    """What a text says: the innermost message, which its callers have wrapped; of the scheduler, one for each reason.
+    """What a text says: the innermost message, which its callers wrapped; for the scheduler, one per reason.
 
-    Of messages at one place the longest counts: it is the more specific one.
+    Of several messages at one place the longest counts, because it is the most specific.
     """
     reason = reason.partition(" preemption: ")[0]
     spans = [(*found.span(), one) for one in MESSAGES if (found := one.pattern.search(reason))]
@@ -47,13 +47,13 @@ def explain(reason: str) -> list[Message]:
 
 
 def _hides(other: tuple, span: tuple) -> bool:
-    """Whether a message is the more specific one at the place of another: longer, or with fewer words left open."""
+    """Whether a message is more specific than another at its place: longer, or with fewer wildcards."""
     covers = other[0] <= span[0] and span[1] <= other[1]
     return covers and (other[1] - other[0], -other[2].text.count("*")) > (span[1] - span[0], -span[2].text.count("*"))
 
 
 def next_step(reasons: list[str], otherwise: str = UNKNOWN) -> str:
-    """Component, cause and fix of the latest reason that is known; for an unknown one, whom to ask."""
+    """Component, cause and fix of the latest known reason; for an unknown one, where to look."""
     for reason in reversed(reasons):
         told = [f"{one.component}: {one.cause}; {one.fix}" for one in explain(reason)]
         if told:

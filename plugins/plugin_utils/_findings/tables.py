@@ -97,7 +97,7 @@ def _model(hca):
 
 
 def _nearest(hca, gpus):
-    """`GPU0 PIX`, or `GPU0-3 NODE` where several are equally near."""
+    """`GPU0 PIX`, or `GPU0-3 NODE` if several are equally near."""
     if not hca["nearest_gpus"]:
         return _NONE
     numbers = {gpu["address"]: gpu["index"] for gpu in gpus}
@@ -189,8 +189,8 @@ def problems(node):
 
 
 def _empty_rails(not_rails):
-    """One sentence a number that ports on the fabric do not have for a fault, not for a choice."""
-    step = "compare the node with its like; discovery_rails names ports that are rails all the same"
+    """One sentence per rail number that is empty because of a fault, not by choice."""
+    step = "compare the node with others of its kind; discovery_rails can name ports that are rails all the same"
     return [
         f"Rail {row['index']} ({row['hca'] or row['pci'] or row['gpu']}) is empty: {row['reason']} Next: {step}."
         for row in not_rails
@@ -204,7 +204,7 @@ def _card_name(card):
 
 
 def _blocked(modules):
-    """One sentence a file, since a file that blocks RDMA usually blocks all of it."""
+    """One sentence per file, since a file that blocks RDMA usually blocks all of it."""
     files = {}
     for name, module in modules.items():
         for entry in module["blocked_by"]:
@@ -256,7 +256,7 @@ def _netns(subsystem):
     named = f"{winner['path']}:{winner['line']}" if winner else ""
     step = "Next: run playbooks/host.yml with rdma_netns_mode: shared"
     if winner and not winner["ours"]:
-        step += "; rdma_netns_override_allowed says whether it may overrule that file"
+        step += "; rdma_netns_override_allowed says whether it may override that file"
     if mode == "exclusive":
         said = f" {named} sets it at every boot." if boot == mode else ""
         return [f"RDMA netns mode is exclusive: containers do not see the HCAs.{said} {step}."]
@@ -266,23 +266,23 @@ def _netns(subsystem):
 
 
 def ask(nodes: dict, query: str) -> dict:
-    """answers (what the expression gives for each node), unread (the reason for each node without facts), and text.
+    """answers (the expression's value for each node), unread (the reason for each node without facts), and text.
 
-    The text is all of it for people, a line an answer or, where an answer is a list, an element. AnsibleError where the
+    The text is for people, with a line per answer or, if an answer is a list, per element. AnsibleError if the
     expression cannot be evaluated. nodes: by name, with facts or failure. query: see https://jmespath.org.
     """
     try:
         import jmespath
     except ImportError:
         raise AnsibleError(sentence(libraries.missing("jmespath"))) from None
-    # Ansible tags what it templates, and jmespath knows plain types only.
+    # Ansible tags what it templates, and jmespath knows only plain types.
     nodes, query = json.loads(json.dumps(nodes)), str(query)
     facts = {name: node["facts"] for name, node in nodes.items() if node.get("facts")}
     unread = {name: node.get("failure") or "no reason given" for name, node in nodes.items() if name not in facts}
     try:
         parsed = jmespath.compile(query)
         with contextlib.suppress(jmespath.exceptions.JMESPathTypeError):
-            parsed.search({})  # a function that does not exist is refused without facts too
+            parsed.search({})  # refuses an unknown function even without facts
         answers = {name: parsed.search(of_node) for name, of_node in facts.items()}
     except jmespath.exceptions.JMESPathError as error:
         wanted, seen = "a JMESPath expression that fits the facts", " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""A folder for Git that holds the rendered cluster objects: one directory a role, one file an object.
+"""A folder for Git that holds the rendered cluster objects: one directory per role, one file per object.
 
 `files` and `plan` are pure. A path is relative to the folder and has at most one directory, the role's name.
 """
@@ -17,9 +17,9 @@ from ...module_utils._core.change import Finding, Plan, Refused, settle
 # The first line of each file that was rendered. A file without it is someone else's.
 MARK = "# Rendered by Ansible collection gpufabric.rdma (playbooks/render.yml); changes here are overwritten.\n"
 LIST = "kustomization.yaml"
-# As the API server takes them (RBAC allows colons); a node may have named the object.
+# As the API server accepts them (RBAC allows colons); the name may come from a node.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
-# What every version of YAML reads as the same string; all else is quoted, as 1e3, y or 0x1 might not be one.
+# What every version of YAML reads as the same string; everything else is quoted, such as 1e3, y or 0x1.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9./_-]*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 # kustomize reads only one of these in a directory.
@@ -27,7 +27,7 @@ _LISTS = (LIST, "kustomization.yml", "Kustomization")
 
 
 def name_of(item: dict) -> str:
-    """The file of an object. Names in a cluster have no underscore, so that no two objects share one."""
+    """The file of an object. Names in a cluster have no underscore, so no two objects share a file."""
     meta = item["metadata"]
     parts = [item["kind"].lower(), *([meta["namespace"]] if meta.get("namespace") else []), meta["name"]]
     return "_".join(parts).replace(":", "_") + ".yaml"
@@ -36,7 +36,7 @@ def name_of(item: dict) -> str:
 def files(rendered: dict[str, list[dict]]) -> dict[str, str]:
     """{path: text} of the whole folder. rendered: {role: its objects in order}.
 
-    Raises Refused with all objects whose names are none.
+    Raises Refused with all objects that have invalid names.
     """
     odd = [item for items in rendered.values() for item in items if not _is_named(item)]
     if odd:
@@ -58,9 +58,9 @@ def _unnamed(item: dict) -> Finding:
     meta = item["metadata"]
     return Finding(
         f"{item['kind']} {meta['name']}",
-        "a name that Kubernetes takes",
+        "a name that Kubernetes accepts",
         f"name {meta['name']!r}, namespace {meta.get('namespace')!r}",
-        "correct the host name of the node that it was made for, or set k3s_node_name; nothing was written",
+        "correct the host name of the node that it belongs to, or set k3s_node_name; nothing was written",
         "gitops:name",
     )
 
@@ -97,13 +97,13 @@ def _in_the_way(made: Plan, path: str, wanted: str, seen: str) -> None:
         path,
         wanted,
         seen,
-        "move it away, or set cluster_objects_folder to a folder of its own (an overlay beside it may hold changes of "
-        "yours)",
+        "move it away, or set cluster_objects_folder to a separate folder (an overlay next to it may hold your "
+        "changes)",
     )
 
 
 def converge(folder: pathlib.Path, rendered: dict[str, list[dict]], check_mode: bool) -> tuple[Plan, list]:
-    """(plan, changes made, or in check mode to be made). Raises Refused, also for a folder that cannot be read."""
+    """(plan, changes, made or in check mode planned). Raises Refused, also for a folder that cannot be read."""
     try:
         wanted = files(rendered)
         return settle(

@@ -56,7 +56,7 @@ def usual_rates(carried: dict) -> dict:
 
 
 def end(carries: dict, usual: dict) -> dict:
-    """gbit_per_s (None if not meaningful), why (in words), and limits: what keeps this end below its capacity.
+    """gbit_per_s (None if not meaningful), why (in words), and limits (what keeps this end below its capacity).
 
     The figure assumes the card's best: a link or slot that trained lower is a fault to report, not a lower goal.
     """
@@ -64,12 +64,12 @@ def end(carries: dict, usual: dict) -> dict:
         return {"gbit_per_s": float(carries["override"]), "why": "matrix_expected_gbit_per_s", "limits": []}
     rate = carries["rate_gbps"]
     if carries["kind"] != "pci" or not isinstance(rate, (int, float)):
-        return {"gbit_per_s": None, "why": "a software HCA has no rate of its own", "limits": []}
+        return {"gbit_per_s": None, "why": "a software HCA has no rate", "limits": []}
     limits = []
     best = max(rate, usual.get((carries["device"], carries["link_layer"]), rate))
     if rate < best:
         limits.append(f"the port runs at {rate:g} Gb/s where ports of its kind run at {best:g} Gb/s")
-    # The grade in rate_text is that of the port's own rate; at another rate none is needed, see _ib_coding.
+    # The grade in rate_text is that of the port's own rate; no other rate needs one, see _ib_coding.
     text = carries["rate_text"] if rate == best else ""
     link = wire_gbps(best, carries["link_layer"], carries["mtu"], text)
     slot, slot_why = _slot(carries["link"], wire_gbps(rate, carries["link_layer"], carries["mtu"], text), limits)
@@ -95,7 +95,7 @@ def _slot(link: dict, wire: float, limits: list) -> tuple:
     if best is None:
         return None, ""
     generation = GENERATIONS.get(link["max_speed_gts"], "?")
-    return best, f"PCIe Gen{generation} x{link['max_width']} with {PAYLOAD} bytes of payload a packet"
+    return best, f"PCIe Gen{generation} x{link['max_width']} with {PAYLOAD} bytes of payload per packet"
 
 
 def _of(speed, width):
@@ -104,7 +104,7 @@ def _of(speed, width):
 
 
 def pair(test: dict, carried: dict, usual: dict) -> dict:
-    """The same for a test: the lesser of its two ends, and the limits of both."""
+    """The same for a test: the slower of its two ends, and the limits of both."""
     ends = []
     for role in ("client", "server"):
         side = test[role]

@@ -18,7 +18,7 @@ SCHEMA = "gpufabric.rdma/matrix/1"
 OK, OUTLIER, NOT_VERIFIED = "ok", "outlier", "not_verified"
 # Tests of software HCAs are compared with each other; with fewer peers than this there is no verdict.
 PEERS = 2
-# A table of more nodes is wider than a terminal; the rail then has one line.
+# A table of more nodes is wider than a terminal; the rail then gets one line.
 WIDEST = 32
 _FAR = ("NODE", "SYS")
 _ROUND_OFF = "the median of its peers"
@@ -27,7 +27,7 @@ _ROUND_OFF = "the median of its peers"
 def document(plans: list[dict], results: dict, nodes: dict, options: dict, at: str) -> dict:
     """The matrix document.
 
-    plans: as _matrix.plan.plan gives them. results: {test id: {client: result, server: result}}. nodes: {host:
+    plans: as _matrix.plan.plan returns them. results: {test id: {client: result, server: result}}. nodes: {host:
     {governors}}. options: minimum_percent, peer_percent, check_mode, plans (fabric_plan by host).
     at: UTC time, RFC 3339.
     """
@@ -51,7 +51,7 @@ def document(plans: list[dict], results: dict, nodes: dict, options: dict, at: s
 def of_run(hosts: list[str], known: list[dict], shared: dict, check_mode: bool, at: str) -> dict:
     """The matrix document of a run.
 
-    known: of each host node (host, variables, read), started and collected (what fabric_tests returned). shared:
+    known: for each host node (host, variables, read), started and collected (what fabric_tests returned). shared:
     planned and pod_rounds, what plan returned for hosts and for pods, and sent, what test_pods did. Any may be
     missing.
     """
@@ -93,7 +93,7 @@ def _from_peers(figure: Optional[float], measured: list) -> dict:
         came = core_text.count(others, "other test")
         why = f"a software HCA is compared with its peers, and only {came} ran"
         return {"gbit_per_s": None, "why": why}
-    # A copy without the own figure, for each test, would make the report grow with the square of the tests.
+    # A copy without the test's own figure would make the report grow with the square of the tests.
     middle = [measured[at + (at >= own)] for at in ((others - 1) // 2, others // 2)]
     return {"gbit_per_s": round(sum(middle) / 2, 3), "why": _ROUND_OFF}
 
@@ -147,7 +147,7 @@ def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, o
 
 
 def _class(test: dict, result: dict, options: dict) -> tuple:
-    """(what is wrong with the traffic class that the test rode, why that is not known)."""
+    """(problems with the traffic class of the test, why that is unknown)."""
     client = test["client"]
     plan = options["plans"].get(client["host"]) if client["traffic_class"] is not None else None
     return traffic_class.judge(plan, test, result) if plan else ([], "")
@@ -180,7 +180,7 @@ def _unmeasured(test: dict, result: dict, options: dict) -> tuple:
     errors = []
     for role, answer in (("client", client), ("server", server)):
         if answer is None:
-            errors.append(f"{test[role]['host']}: {options['failures'].get(test[role]['host']) or 'gave no answer'}")
+            errors.append(f"{test[role]['host']}: {options['failures'].get(test[role]['host']) or 'no answer'}")
         elif answer.get("error"):
             errors.append(f"{test[role]['host']}: {answer['error']}")
     return OUTLIER, "no bandwidth: " + ("; ".join(errors) or "no output")
@@ -240,7 +240,7 @@ def _alone(end: dict, path: str) -> dict:
 
 
 def told(document: dict, planned: list[dict]) -> str:
-    """The table, below addresses that two nodes hold. planned: what plan returned."""
+    """The table, preceded by addresses that two nodes have. planned: what plan returned."""
     clashes = [clash for plan in planned for clash in plan.get("plan", {}).get("clashes", [])]
     parts = []
     for clash in reversed(clashes):
@@ -250,7 +250,7 @@ def told(document: dict, planned: list[dict]) -> str:
 
 
 def table(document: dict) -> str:
-    """A matrix or a line for each path, memory and rail, then outliers and why, then what was not verified."""
+    """A matrix or a line per path, memory and rail, then outliers with reasons, then what was not verified."""
     parts = []
     groups: dict = {}
     for row in document["tests"]:
@@ -299,7 +299,7 @@ def _head(title: str, rows: list[dict]) -> str:
 
 
 def _spread(title: str, rows: list[dict], senders: int) -> str:
-    """The rail of many nodes in a line: how many tests, and the slowest, the median and the fastest."""
+    """A rail of many nodes in one line: number of tests, and the slowest, the median and the fastest."""
     figures = sorted(row["gbit_per_s"] for row in rows if row["gbit_per_s"] is not None)
     told = f"{core_text.count(len(rows), 'test')} from {senders} nodes"
     if len(figures) < len(rows):
@@ -321,7 +321,7 @@ def _cell(row) -> str:
 
 
 def _lines(rows: list[dict]) -> list[str]:
-    """One line a reason; tests that share it are listed together."""
+    """One line per reason; tests that share it are listed together."""
     groups = core_text.alike((_name(row), row["reason"]) for row in rows)
     return [core_text.wrapped(f"  {core_text.listing(names, 6)}: ", reason, "    ") for names, reason in groups]
 

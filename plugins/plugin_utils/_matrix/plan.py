@@ -1,4 +1,4 @@
-"""The bandwidth matrix before it runs: ends, pairs in both directions, rounds, how long it takes and what it loads.
+"""The bandwidth matrix before it runs: ends, pairs in both directions, rounds, duration and load.
 
 Pure. Peers are found as in _verify.pairs: by rail index and network.
 """
@@ -11,18 +11,18 @@ from .._verify import pairs as verify_pairs
 from . import schedule
 
 HOST, POD = "host", "pod"
-# Seconds that a test takes besides sending: starting both ends, the handshake, reading the counters.
+# Seconds per test besides sending: starting both ends, the handshake, reading the counters.
 OVERHEAD_SECONDS = 3
-# Tests of one plan: all pairs of 64 nodes with 8 rails are 32,256 of them, 23 MB and 17 minutes.
+# Tests of one plan: all pairs of 64 nodes with 8 rails are 32,256 tests, 23 MB and 17 minutes.
 MOST_TESTS = 33_000
 
 
 def ends_of(node: dict) -> list[dict]:
-    """The rails of one node as ends, with what the expectation needs (`carries`).
+    """The rails of one node as ends, with the input of the expected figure (`carries`).
 
     node: as for pairs.ends, and in_use ({HCA: [who]}), load_allowed (None, True or False), cuda (what its tool can do
     with GPU memory: send, dmabuf; None if it was not asked), expected_gbit_per_s (or None). `refused` says why the user
-    excludes an end.
+    excluded an end.
     """
     facts = node["facts"]
     hcas = {hca["name"]: hca for hca in facts["hcas"]}
@@ -52,7 +52,7 @@ def ends_of(node: dict) -> list[dict]:
 
 
 def carries(hca: dict, end: dict, rail: dict, gpus: dict, dmabuf: bool, override) -> dict:
-    """Facts about one end that the expectation and the reasons of a slow test need."""
+    """Facts about one end, for the expected figure and the reasons of a slow test."""
     port = next(port for port in hca["ports"] if port["number"] == end["port"])
     pci = hca["pci"] or {}
     gpu = gpus.get(rail["gpu"]) if rail.get("gpu") else None
@@ -75,7 +75,7 @@ def carries(hca: dict, end: dict, rail: dict, gpus: dict, dmabuf: bool, override
 
 
 def known(node: dict) -> dict:
-    """What ends_of takes. node: host, address, variables, facts, read (what fabric_tests returned)."""
+    """Input of ends_of. node: host, address, variables, facts, read (what fabric_tests returned)."""
     variables, read = node["variables"], node["read"]
     return {
         "host": node["host"],
@@ -84,7 +84,7 @@ def known(node: dict) -> dict:
         "tools": read["tools"],
         "base_port": variables["matrix_port"],
         "fabric_plan": variables["fabric_plan"],
-        # A captured tree lacks the tool; that reason is enough.
+        # A captured tree lacks the tool; that is reason enough.
         "runs": True,
         "in_use": read["in_use"],
         "cuda": read["cuda"],
@@ -94,7 +94,7 @@ def known(node: dict) -> dict:
 
 
 def settings(nodes: list[dict]) -> dict:
-    """The settings of the run; those of the first node count where nodes differ."""
+    """The settings of the run; if nodes differ, those of the first node count."""
     variables = nodes[0]["variables"]
     names = ("host", "peers", "seconds", "round_seconds", "minimum_percent", "peer_percent", "cuda")
     return {name: variables[f"matrix_{name}"] for name in names}
@@ -103,8 +103,8 @@ def settings(nodes: list[dict]) -> dict:
 def plan(nodes: list[dict], options: dict) -> dict:
     """rounds (lists of test ids), tests ({id: test}), ends, alone (ends without a test, each with its reason), clashes.
 
-    options: peers, seconds, round_seconds, cuda. Each pair is measured in both directions, in rounds that follow each
-    other. Refused where that makes more tests than a plan can have.
+    options: peers, seconds, round_seconds, cuda. Each pair is measured in both directions, in consecutive
+    rounds. Refused if that makes more tests than a plan can have.
     """
     every = [end for node in nodes for end in ends_of(node)]
     return _planned(every, {node["host"]: node["base_port"] for node in nodes}, options, HOST, len(nodes))
@@ -144,7 +144,7 @@ def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes
 
 
 def _refuse_too_many(chains: list[int], options: dict, nodes: int) -> None:
-    """chains: how many ends each network of each rail has."""
+    """chains: number of ends in each network of each rail."""
 
     def tests(peers):
         return 2 * sum(schedule.count(length, peers) for length in chains)
@@ -177,9 +177,9 @@ def _with_gpu(end: dict) -> dict:
     if reason is None and not can["send"]:
         reason = f"ib_write_bw of {end['host']} was built without CUDA"
     if reason is None and end["carries"]["dmabuf"] and not can["dmabuf"]:
-        reason = f"GPU memory of {end['host']} is reached by dma-buf, and its ib_write_bw has no --use_cuda_dmabuf"
+        reason = f"GPU memory of {end['host']} is reached by dma-buf, but its ib_write_bw has no --use_cuda_dmabuf"
     if reason is None and end["carries"]["gpu_index"] is None:
-        reason = "the facts name no GPU for this rail"
+        reason = "the facts show no GPU for this rail"
     return {**end, "reason": reason}
 
 
@@ -230,7 +230,7 @@ def _side(end: dict, network: str, memory: str) -> dict:
 
 
 def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
-    """What load is put on which nodes and for how long, before anything is sent."""
+    """The load on each node and its duration, printed before anything is sent."""
     tests = sum(len(plan["tests"]) for plan in plans)
     rounds = sum(len(plan["rounds"]) for plan in plans)
     if not tests:
@@ -254,7 +254,7 @@ def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
 
 
 def consent_findings(plans: list[dict], nodes: list[dict]) -> list[dict]:
-    """HCAs in use that would be loaded without consent; of all hosts (see at)."""
+    """HCAs in use that would get load without consent; of all hosts (see at)."""
     loaded = {
         (side["host"], side["hca"])
         for plan in plans

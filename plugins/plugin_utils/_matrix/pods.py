@@ -1,7 +1,7 @@
 """The bandwidth matrix between pods: which test pods it needs, and its rounds once their addresses are known.
 
-Pure. The pods are those of _pod_plan: `rails` with every rail at once, `workload` where there is one rail, `host` for
-soft-RoCE, which does no verbs in a pod's own namespace.
+Pure. The pods are those of _pod_plan: `rails` with every rail at once, `workload` if there is one rail, `host` for
+soft-RoCE, which has no verbs in a pod's own namespace.
 """
 
 from ...module_utils._kube import pod_probe
@@ -16,10 +16,10 @@ def pods(cluster: Cluster) -> dict:
     """namespace, objects, pods and left_out, as from kube_pods.plan, without those that the matrix does not need."""
     read = cluster.read
     if not read.get("cluster"):
-        why = read.get("api_error") or read.get("msg") or "the cluster gave no answer"
+        why = read.get("api_error") or read.get("msg") or "the cluster did not answer"
         left_out = {host["host"]: f"the cluster could not be read: {why}" for host in cluster.hosts}
         return {"namespace": cluster.namespace, "objects": [], "pods": [], "left_out": left_out}
-    # Neither a pod of the user nor one for a GPU is measured.
+    # Pods of the user and GPU pods are not measured.
     plan = test_pods.plan(cluster._replace(pod_name=None, gpu_class=None))
     chosen = [pod for pod in plan["pods"] if _needed(pod, plan["pods"])]
     names = {pod["name"] for pod in chosen}
@@ -36,9 +36,9 @@ def _needed(pod: dict, every: list[dict]) -> bool:
 
 
 def plan(cluster: dict, nodes: list[dict], options: dict) -> dict:
-    """The rounds, as matrix_plan.plan gives them.
+    """The rounds, as matrix_plan.plan returns them.
 
-    cluster: plan (what `pods` gave), run (what test_pods returned), port. nodes: as for matrix_plan.plan.
+    cluster: plan (result of `pods`), run (what test_pods returned), port. nodes: as for matrix_plan.plan.
     """
     on_host = {end["id"]: end for node in nodes for end in matrix_plan.ends_of(node)}
     states, answers = cluster["run"].get("pods") or {}, cluster["run"].get("answers") or {}
@@ -59,14 +59,14 @@ def plan(cluster: dict, nodes: list[dict], options: dict) -> dict:
 
 
 def _why(state, answer, run: dict) -> str:
-    """Why a pod says nothing."""
+    """Why a pod does not answer."""
     missing = (answer or {}).get("missing") or {}
     told = missing.get("unanswered") or missing.get("exec") or "; ".join((state or {}).get("reasons") or [])
     return told or (run.get("unanswered") if state is None else None) or "it is not running"
 
 
 def _end(pod: dict, rail: dict, known: dict, answer, why: str) -> dict:
-    """The end of a rail in a pod; `reason` says why it cannot be used. why: the reason of a pod that says nothing."""
+    """The end of a rail in a pod; `reason` says why it cannot be used. why: for a pod that does not answer."""
     own = next((end for end in kube_pods.ends_of(pod, answer) if end["rail"] == rail["index"]), None)
     end = {
         **known,
@@ -75,7 +75,7 @@ def _end(pod: dict, rail: dict, known: dict, answer, why: str) -> dict:
         "networks": {},
         "gids": {},
         "management": None,
-        # The pod has its own tool or the node's: of the reasons against the node's end only the user's counts.
+        # The pod has its own tool or the node's, so only the user's reason against the node's end counts.
         "reason": known["refused"],
     }
     if own is None:

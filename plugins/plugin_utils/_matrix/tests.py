@@ -1,4 +1,4 @@
-"""Who measures whom: the tests between nodes, and those between pods, of verification and matrix."""
+"""The pairs of the tests between nodes and between pods, for verification and matrix."""
 
 from ...module_utils._core.text import count, four_facts
 from .._core import fleet, terminal
@@ -76,5 +76,5 @@ def _nodes(args: dict, task_vars: dict) -> list[dict]:
 
 
 def _shared(args: dict, task_vars: dict, key: str) -> dict:
-    """What this host has registered for all."""
+    """What this host registered for all."""
     return task_vars.get(args["variables"].get(key)) or {}

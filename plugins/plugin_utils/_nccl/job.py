@@ -1,4 +1,4 @@
-"""The all-reduce job for the rails that the facts show.
+"""The all-reduce job for the rails in the facts.
 
 Pure. Two forms: `job`, an indexed Job whose pods find each other by a headless Service, with torchrun and no operator;
 `mpijob`, all_reduce_perf of nccl-tests under the Kubeflow MPI operator (kubeflow.org/v2beta1), which this collection
@@ -25,7 +25,7 @@ _PINNED = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 def rail_networks(nodes: list[dict], variables: dict) -> tuple[list[str], str | None]:
     """What the role networks plans for the rails: (NAMESPACE/NAME in the order of the rails, the smallest network that
-    holds all of their subnets, None where a subnet is not known). variables: networks_* of the play.
+    holds all of their subnets, None if a subnet is not known). variables: networks_* of the play.
     """
     known = [{"host": node["host"], "rails": network_rails(node["facts"])} for node in nodes]
     planned = [item for item in network_plan.wanted(variables, known)[0] if item.get("rail") is not None]
@@ -93,7 +93,7 @@ def environment(nodes: list[dict], options: dict) -> dict:
 
 
 def objects(nodes: list[dict], options: dict) -> list[dict]:
-    """Namespace and what the job consists of.
+    """Namespace and parts of the job.
 
     options: form, image, namespace, networks, gpus_per_node, address_range, resources (as device_plugin_resources),
     script (the text of all_reduce.py, for the form job), fabric_plan.
@@ -105,7 +105,7 @@ def objects(nodes: list[dict], options: dict) -> list[dict]:
 
 
 def _worker(nodes: list[dict], gpus: int, options: dict, labels: dict, command: list[str] | None) -> dict:
-    """The template of the pods that hold GPUs and rails, one on a node."""
+    """The template of the pods with GPUs and rails, one per node."""
     rails = dict.fromkeys(network_plan.shared_resources(options["resources"], [node["facts"] for node in nodes]), "1")
     container = {
         "name": "worker",

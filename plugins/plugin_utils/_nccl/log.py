@@ -1,7 +1,7 @@
 """What a log of nccl-tests with NCCL_DEBUG=INFO says: transport, GPUDirect RDMA, HCAs, bandwidth, errors.
 
 Pure. The lines are those of NCCL 2.12 to 2.28 (src/transport/net_ib.cc, later net_ib/init.cc; src/transport/net.cc;
-src/init.cc) and of nccl-tests (src/common.cu), plain or behind the prefix of mpirun --tag-output.
+src/init.cc) and of nccl-tests (src/common.cu), plain or after the prefix of mpirun --tag-output.
 """
 
 import re
@@ -14,7 +14,7 @@ _LINE = re.compile(r"^(?P<host>[^\s:]+):(?P<pid>\d+):\d+ \[\d+\] (?:\S+ )?NCCL (
 _VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
 _USING = re.compile(r"^NET/(IB\w*) : Using (.*)$")
 _DEVICE = re.compile(r"\[(\d+)\]([^\s/:]+):(\d+)/(IB|RoCE)")
-# From 2.21 on connections count virtual devices, of which one may join several HCAs (`mlx5_0+mlx5_1`).
+# From 2.21 on connections use virtual devices, which may join several HCAs (`mlx5_0+mlx5_1`).
 _VIRTUAL = re.compile(r"^NET/IB : Made virtual device \[(\d+)\] name=(\S+)")
 _CHANNEL = re.compile(
     r"^Channel \d+(?:/\d+)? ?: \d+\[\w+\] -> \d+\[\w+\] \[(?:send|receive)\] "
@@ -104,7 +104,7 @@ def _info(host: str, text: str, parsed: dict) -> None:
 
 
 def checks(parsed: dict, hcas: list[str], minimum) -> list[dict]:
-    """Named checks of one log. hcas: those of the rails, empty where any will do. minimum: GByte/s, or None."""
+    """Named checks of one log. hcas: those of the rails, empty if any will do. minimum: GByte/s, or None."""
     return [
         _transport(parsed),
         _gpudirect(parsed),
@@ -161,7 +161,7 @@ def _gpudirect(parsed: dict) -> dict:
 
 
 def used_hcas(parsed: dict) -> dict:
-    """{host: [HCA]} that connections really go over; an HCA that was found and left idle is not among them."""
+    """{host: [HCA]} that connections really use; an HCA that was found but stayed idle is not among them."""
     used: dict = {}
     for channel in parsed["channels"]:
         host, index = channel["host"], channel["index"]
@@ -178,14 +178,13 @@ def _rails(parsed: dict, hcas: list[str]) -> dict:
     seen = "; ".join(f"{host}: {core_text.listing(names)}" for host, names in used.items())
     if not used:
         step = "keep the lines `NET/IB : Using` and `Channel` of the log (NCCL_DEBUG=INFO)"
-        return check("nccl:rails", "HCAs in use", NOT_VERIFIED, wanted, "the log names none", step)
+        return check("nccl:rails", "HCAs in use", NOT_VERIFIED, wanted, "the log lists none", step)
     idle = {host: sorted(set(hcas) - set(names)) for host, names in used.items()}
     idle = {host: names for host, names in idle.items() if names}
     if idle:
         seen += "; idle: " + "; ".join(f"{host}: {core_text.listing(names)}" for host, names in idle.items())
         step = (
-            "check that the ports are ACTIVE and NCCL_IB_HCA names them, and that the pod requested each rail's "
-            "resource"
+            "check that the ports are ACTIVE and listed in NCCL_IB_HCA, and that the pod requested each rail's resource"
         )
         return check("nccl:rails", "HCAs in use", FAILED, wanted, seen, step)
     return check("nccl:rails", "HCAs in use", PASSED, wanted, seen)
@@ -204,7 +203,7 @@ def _correct(parsed: dict) -> dict:
     if parsed["wrong"] is None:
         seen = "; ".join(parsed["warnings"][:2]) or "the log ends before the result"
         status = FAILED if parsed["warnings"] else NOT_VERIFIED
-        return check("nccl:result", obj, status, wanted, seen, "let it finish, and see the first NCCL WARN line")
+        return check("nccl:result", obj, status, wanted, seen, "let it finish, and look at the first NCCL WARN line")
     if parsed["wrong"]:
         step = "treat the GPU memory, the cables and their counters as suspect: run playbooks/matrix.yml"
         return check("nccl:result", obj, FAILED, wanted, core_text.count(parsed["wrong"], "wrong value"), step)
@@ -229,7 +228,7 @@ def _bandwidth(parsed: dict, minimum) -> dict:
 
 
 def report(path: str, parsed: dict, checks: list[dict]) -> str:
-    """Failures with their four facts, then every check on a line."""
+    """Failures with their four facts, then every check on one line."""
     failed = [{"host": path, **item} for item in checks if item["status"] == FAILED]
     rows = [(item["status"].replace("_", " "), item["object"], item["seen"]) for item in checks]
     head = f"{path}: NCCL {parsed['version'] or 'of unknown version'}"

@@ -17,7 +17,7 @@ GROUPS = dict.fromkeys((POLICY, NODE_POLICY), "mellanox.com/v1alpha1")
 GROUPS[POOL] = "nv-ipam.nvidia.com/v1alpha1"
 GROUPS.update({kind: sriov.API if kind in sriov.KINDS else "mellanox.com/v1alpha1" for kind in networks.TYPES})
 GROUPS[sriov.NODE_POLICY] = sriov.API
-# The one that the operator reconciles; it ignores others.
+# The only one that the operator reconciles.
 POLICY_NAME = "nic-cluster-policy"
 OPERATOR_REPOSITORY = "nvcr.io/nvidia/mellanox"
 _NOT_OURS = {
@@ -46,7 +46,7 @@ _DRIVER_FIELDS = {
     "repoConfig": "set driver_repository_url for a mirror",
     **_IMAGE_FIELDS,
 }
-# Groups of the inventory that have a meaning already.
+# Groups of the inventory that already have a meaning.
 _TAKEN_GROUPS = ("all", "ungrouped", "gpu_nodes", "k3s_servers", "k3s_agents")
 # Sub-states that become a component of role networks.
 _COMPONENTS = {"nvIpam": "nv-ipam", "ipoib": "ipoib-cni", "ipamPlugin": "whereabouts"}
@@ -72,7 +72,7 @@ class _Import:
         self.nodes, self.pinned, self.lock = nodes, pinned, lock
         self.variables: dict = {}
         self.groups: dict = {}
-        # Repository and version that images without any of their own take.
+        # Repository and version for images that have none.
         self.shared: dict = {}
         self.findings: list[Finding] = []
         self.pages: list[Page] = []
@@ -102,7 +102,7 @@ class _Import:
         if items:
             self.variables["networks_attachments"] = items
         if not self.pages and not self.findings:
-            step = "name files that hold a NicClusterPolicy, its networks, or the ConfigMap of the shared device plugin"
+            step = "give files with a NicClusterPolicy, its networks, or the ConfigMap of the shared device plugin"
             self._refuse("the files", "an object to import", "none", step)
         return {"variables": self.variables, "groups": self.groups, "lines": lines, "findings": self.findings}
 
@@ -138,7 +138,7 @@ class _Import:
             return
         kind = content["kind"]
         if template(name) or any(template(key) for key in _keys(content)):
-            step = "write it without braces: names and keys are no templates"
+            step = "write it without braces: names and keys are not templates"
             self._refuse(source, "names and keys that are plain words", "a template among them", step)
             return
         page = Page(content, source, self.findings)
@@ -151,7 +151,7 @@ class _Import:
         if kind == "ConfigMap" and page.has("data", "config.json"):
             self._config_map(page)
         elif kind not in GROUPS:
-            page.say((), LEFT_OUT, why=f"{kind} is not a kind that is imported; the object stays as it is", was=kind)
+            page.say((), LEFT_OUT, why=f"{kind} is not a kind that is imported; the object stays unchanged", was=kind)
         elif content.get("apiVersion") != GROUPS[kind]:
             step = "check which version of the operator it was written for"
             self._refuse(page.object, f"apiVersion {GROUPS[kind]}", short(content.get("apiVersion")), step)
@@ -194,11 +194,11 @@ class _Import:
         page.finish({**{("spec", name): why for name, why in _NOT_OURS.items()}, **OBJECT_LEFT_OUT})
 
     def _node_policy(self, page: Page) -> None:
-        """Its three sections, for the nodes that its selector names: the variables of a group of the inventory."""
+        """Its three sections, for the nodes of its selector: the variables of a group of the inventory."""
         group = re.sub(r"[^a-z0-9_]", "_", page.name)
         selector = page.get("spec", "nodeSelector")
         if group in self.groups or group in _TAKEN_GROUPS:
-            self._refuse(page.object, "a name that makes a group of its own", f"group {group}", "rename the policy")
+            self._refuse(page.object, "a name that makes a separate group", f"group {group}", "rename the policy")
             return
         common, self.variables = self.variables, {}
         self._resources.variables = self.variables
@@ -215,7 +215,7 @@ class _Import:
             return
         self.shared = {key: given[key] for key in ("repository", "version") if given.get(key)}
         for key in self.shared:
-            page.say(("spec", "global", key), TAKEN, f"{key} of each image that names none")
+            page.say(("spec", "global", key), TAKEN, f"{key} of each image that has none")
         self._leave(page, ("spec", "global"), _IMAGE_FIELDS)
 
     def _drivers(self, page: Page) -> None:
@@ -245,13 +245,13 @@ class _Import:
         own = [node["host"] for node in self.nodes if _own_driver(node["facts"])]
         if own:
             self.variables["driver_flavor"] = "verify"
-            why = f"{core_text.names(own)} has a driver stack of its own: with the container's the modules are loaded "
+            why = f"{core_text.names(own)} has its own driver stack: with the container's the modules are loaded "
             why += "twice and the node goes NotReady"
             page.say((*path, "image"), WRONG, "driver_flavor: verify", why)
         elif not self.nodes or not number:
             self.variables["driver_flavor"] = "verify"
-            why = "no node was read, so whether one has a driver of its own is not known; verify changes nothing and "
-            why += "says what is there"
+            why = "no node was read, so it is unknown whether one has its own driver; verify changes nothing and "
+            why += "reports what is there"
             unlocked = self._unlocked(flavor, number)
             why += f". Without one: driver_flavor: {flavor}, driver_version: {number}{unlocked}" if number else ""
             page.say((*path, "image"), WRONG if self.nodes else TAKEN, "driver_flavor: verify", why)
@@ -270,7 +270,7 @@ class _Import:
         self._leave(page, path, _DRIVER_FIELDS)
 
     def _unlocked(self, flavor: str, number: str | None) -> str:
-        """What to know about a release that the lock has for no platform."""
+        """What to know about a release that is not in the lock for any platform."""
         rows = [row for row in self.lock.get("repositories") or [] if row["name"] == flavor]
         known = list(dict.fromkeys(str(row["version"]) for row in rows))
         if number in known:
@@ -352,7 +352,7 @@ class _Import:
             self.variables.setdefault("networks_images", {})[component] = reference
             page.say(where, TAKEN, f"networks_images: {component}: {reference}", was=reference)
         else:
-            page.say(where, LEFT_OUT, ours, "what the roles are tested with, pinned", was=reference)
+            page.say(where, LEFT_OUT, ours, "the version that the roles are tested with, pinned", was=reference)
 
     def _leave(self, page: Page, path: tuple, known: dict) -> None:
         for field, why in known.items():
@@ -379,7 +379,7 @@ def _keys(value):
 
 
 def plain_labels(affinity) -> dict | None:
-    """{label: value} of an affinity that says no more than a nodeSelector could."""
+    """{label: value} of an affinity that a nodeSelector could express."""
     if not isinstance(affinity, dict) or set(affinity) != {"requiredDuringSchedulingIgnoredDuringExecution"}:
         return None
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]

@@ -32,16 +32,16 @@ OBJECT_LEFT_OUT = {
     ("status",): "the operator writes it",
 }
 _OF_FUNCTIONS = {
-    "metaPlugins": "attachments are one plugin each: pods get RDMA devices with the resource (rdma), MTU is of the "
-    "interface (tuning)",
+    "metaPlugins": "an attachment is one plugin: pods get RDMA devices with the resource (rdma), the MTU is the "
+    "interface's (tuning)",
     **dict.fromkeys(("spoofChk", "trust", "minTxRate", "maxTxRate", "vlanQoS", "vlanProto"), "set it on the function"),
-    **dict.fromkeys(("capabilities", "logFile", "logLevel", "vlan"), "no option of an attachment"),
+    **dict.fromkeys(("capabilities", "logFile", "logLevel", "vlan"), "an attachment has no such option"),
 }
 _WHEREABOUTS_OWN = ("datastore", "kubernetes", "log_file", "log_level", "etcd_host", "enable_overlapping_ranges")
 
 
 def as_mapping(page: Page, path: tuple, what: str):
-    """Replace a JSON string by the mapping it holds; a mapping that is there already is reported as wrong."""
+    """Replace a JSON string by the mapping in it; a mapping instead of a string is reported as wrong."""
     value = page.get(*path)
     if isinstance(value, dict):
         page.lines.append(
@@ -108,7 +108,7 @@ def _exclusions(page: Page) -> list[str]:
 
 
 def short_network(value) -> str:
-    """A network as users write it: a single address without its prefix length."""
+    """A network as users write it, a single address without its prefix length."""
     one = netaddr.IPNetwork(value)
     return str(one.ip) if one.size == 1 else str(one.cidr)
 
@@ -116,7 +116,7 @@ def short_network(value) -> str:
 def explain_pool(page: Page, made: dict, user: str | None, nodes: int) -> None:
     """Lines of a pool, once it is known which attachment draws from it."""
     if user is None:
-        why = "no network of these files draws from it, and no variable sets a pool alone"
+        why = "no network of these files draws from it, and no variable sets a pool without one"
         page.say(("spec",), LEFT_OUT, why=why)
     else:
         where = f"networks_attachments, {user}"
@@ -144,7 +144,7 @@ def _say_blocks(page: Page, made: dict, where: str, nodes: int) -> None:
         page.say(path, WRONG, why="see the problem")
         return
     serves = address_pool.make(subnet, block=size).blocks
-    why = f"{subnet} holds {text.count(serves, 'block')} of {size}: that many nodes, no more"
+    why = f"{subnet} holds {text.count(serves, 'block')} of {size}: no more nodes than that"
     page.say(path, WRONG if nodes > serves else TAKEN, f"{where}: per_node_block_size: {size}", why)
 
 
@@ -181,22 +181,22 @@ def attachment(page: Page, netdevs: dict) -> dict:
 def _resource(page: Page, item: dict) -> None:
     path, name = ("spec", "resourceName"), page.get("spec", "resourceName")
     if not isinstance(name, str) or not name:
-        step = "name the resource of the SR-IOV device plugin that hands out the functions"
+        step = "set the resource of the SR-IOV device plugin that hands out the functions"
         page.cover(path)
         page.refuse(path, "a resource", short(name), step)
         return
     full = name if name.startswith(DEVICE_PREFIX) else DEVICE_PREFIX + name
     item["resource_name"] = full
-    why = "the operator puts nvidia.com/ in front; a plugin has to serve it with PCI addresses, the shared one cannot"
+    why = "the operator prefixes nvidia.com/; a plugin has to serve it with PCI addresses, which the shared one cannot"
     page.say(path, TAKEN, f"resource_name: {full}", why)
 
 
 def _master(page: Page, item: dict, netdevs: dict) -> None:
     path, name = ("spec", "master"), page.get("spec", "master")
     if not isinstance(name, str) or not name:
-        step = "name the rail's interface; pods on the default-route interface cannot reach their own node"
+        step = "set the rail's interface; pods on the default-route interface cannot reach their own node"
         wanted = "an interface of the fabric"
-        seen = short(name) if name else "none, which means the one of the default route"
+        seen = short(name) if name else "none, which means that of the default route"
         page.cover(path)
         page.refuse(path, wanted, seen, step)
         return
@@ -221,7 +221,7 @@ def _mtu(page: Page, item: dict) -> None:
         item["mtu"] = mtu
         page.say(("spec", "mtu"), TAKEN, f"mtu: {mtu}")
     else:
-        page.say(("spec", "mtu"), TAKEN, NOTHING, "0 is the master's own MTU, which is what not setting it means")
+        page.say(("spec", "mtu"), TAKEN, NOTHING, "0 is the master's MTU, the same as not setting it")
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def _ipam(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
     if not page.get(*path):
         item["ipam"] = "none"
-        page.say(path, TAKEN, "ipam: none", "the interface of the pod gets no address")
+        page.say(path, TAKEN, "ipam: none", "the pod's interface gets no address")
         return
     given = as_mapping(page, path, "the network")
     if given is None:
@@ -273,14 +273,14 @@ def _nv_ipam(page: Page, item: dict) -> None:
     name = page.get(*path, "poolName")
     if not isinstance(name, str) or not name:
         page.cover((*path, "poolName"))
-        page.refuse((*path, "poolName"), "the name of a pool", short(name), "name the IPPool")
+        page.refuse((*path, "poolName"), "the name of a pool", short(name), "give the name of the IPPool")
         return
     item["pool"] = name
 
 
 def _whereabouts(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
-    why = "Network Operator deprecated whereabouts in 25.4; nv-ipam takes its place"
+    why = "Network Operator deprecated whereabouts in 25.4; nv-ipam replaces it"
     page.say((*path, "type"), TAKEN, "ipam: whereabouts", why)
     for field, option in (("range", "subnet"), ("range_start", "range_start"), ("range_end", "range_end")):
         _option(page, item, field, option)
@@ -321,7 +321,7 @@ def _host_local(page: Page, item: dict) -> None:
 
 def _static(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
-    each = "each pod brings its own in its networks annotation (ips)"
+    each = "each pod sets its own in its networks annotation (ips)"
     shared = "every pod that attaches gets the same: one pod at a time"
     page.say((*path, "type"), TAKEN, "ipam: static", shared if page.get(*path, "addresses") else each)
     if not page.get(*path, "addresses"):
@@ -345,7 +345,7 @@ def _refuse_odd_subnet(page: Page, item: dict, path: tuple) -> None:
 
 
 def join(items: list[tuple], pools: dict) -> dict:
-    """Gives each attachment (page, item) what its pool says; returns {pool: attachment that owns it}."""
+    """Gives each attachment (page, item) its pool's settings; returns {pool: attachment that owns it}."""
     owners: dict = {}
     for page, item in items:
         name = item.get("pool")
@@ -366,7 +366,7 @@ def join(items: list[tuple], pools: dict) -> dict:
     return owners
 
 
-# What the types and IPAMs need in addition to the reference plugins.
+# What types and IPAMs need besides the reference plugins.
 def components(items: list[dict]) -> list[str]:
     found = []
     for item in items:

@@ -8,7 +8,7 @@ from ...module_utils._core.change import Finding
 
 TAKEN, WRONG, LEFT_OUT, UNKNOWN = "taken", "wrong", "left out", "unknown"
 NOTHING = "nothing"
-# Fields of a NicClusterPolicy that are often written a level too high or too low, and where they belong.
+# Fields of a NicClusterPolicy that are often a level too high or too low, and where they belong.
 _BELONGS = {
     **dict.fromkeys(("multus", "cniPlugins", "ipoib", "ipamPlugin"), "spec.secondaryNetwork"),
     **dict.fromkeys(("nvIpam", "ofedDriver", "rdmaSharedDevicePlugin", "sriovDevicePlugin", "global"), "spec"),

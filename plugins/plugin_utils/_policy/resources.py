@@ -10,7 +10,7 @@ _SELECTORS = ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
 
 
 class Resources:
-    """Reads one config into variables; reports what is wrong with it on the page and in findings."""
+    """Reads one config into variables; reports problems on the page and in findings."""
 
     def __init__(self, variables: dict, nodes: list[dict]):
         self.variables, self.nodes = variables, nodes
@@ -109,7 +109,7 @@ class Resources:
             why = f"one pool of {many}: a pod gets the files of each, but a network uses only one; "
             page.say(path, TAKEN, became, f"{why}device_plugin_resources: rails makes a resource for each")
         elif not selectors.get("ifNames"):
-            why = "no interface is named, so HCAs with management traffic are in the pool too"
+            why = "no interface is set, so the pool includes HCAs with management traffic"
             page.say(path, TAKEN, became, why)
         else:
             page.say(path, TAKEN, became)

@@ -15,14 +15,14 @@ _NOT_TAKEN = {
     "isRdma": "resources of the role are always RDMA",
     "mtu": "set it on the interface (rail_links_settings)",
     "linkType": "firmware settings stay with the operator",
-    "eSwitchMode": "the role leaves the mode of the card as it is",
-    "priority": "each function is named once",
+    "eSwitchMode": "the role does not change the mode of the card",
+    "priority": "each function is listed once",
     "nodeSelector": "networks_sriov is set for each host or group of the inventory",
 }
 
 
 def resources(page: Page, path: tuple, nodes: list[dict], variables: dict) -> None:
-    """config.json of the SR-IOV network device plugin: each resource, by the rails that its addresses name."""
+    """config.json of the SR-IOV network device plugin: each resource, by the rails of its addresses."""
     found = as_mapping(page, path, "a resource")
     if found is None:
         return
@@ -45,7 +45,7 @@ def resources(page: Page, path: tuple, nodes: list[dict], variables: dict) -> No
 
 
 def _resource(page: Page, where: tuple, name: tuple, addresses: dict, nodes: list[dict], variables: dict) -> None:
-    """Whole functions where an address is that of a rail itself, else the VFs below it."""
+    """Whole functions if an address is that of a rail itself, else the VFs below it."""
     chosen = [str(one).partition("#")[0].lower() for given in addresses.values() for one in given]
     found = [
         (rail, address) for node in nodes for rail in node["facts"].get("rails") or [] for address in _names(node, rail)
@@ -62,14 +62,14 @@ def _resource(page: Page, where: tuple, name: tuple, addresses: dict, nodes: lis
     variables.setdefault("networks_sriov_resources", []).append(item)
     became = f"networks_sriov_resources: {'/'.join(name)}, {item['functions']} of rails {rails or 'all'}"
     if chosen and not rails:
-        why = "no rail of a node that was read has these addresses: set rails, or run it with -e policy_hosts=GROUP"
+        why = "no rail of the nodes that were read has these addresses: set rails, or run it with -e policy_hosts=GROUP"
         page.say(where, WRONG, became, why)
     else:
-        page.say(where, TAKEN, became, "" if chosen else "its selectors name models, so it covers every rail")
+        page.say(where, TAKEN, became, "" if chosen else "its selectors list models, so it covers every rail")
 
 
 def _names(node: dict, rail: dict):
-    """Under which a rail's function, and the VFs below it, are chosen."""
+    """The addresses that select a rail's function and the VFs below it."""
     yield from (str(one).lower() for one in (rail.get("pci"), rail.get("netdev")) if one)
     yield from _vfs(node, rail.get("pci"))
 
@@ -82,7 +82,7 @@ def _vfs(node: dict, address=None) -> list[str]:
 
 
 def functions(page: Page, nodes: list[dict], variables: dict) -> None:
-    """A SriovNetworkNodePolicy: how many VFs which physical functions have, and the resource that they are."""
+    """A SriovNetworkNodePolicy: the physical functions, their number of VFs, and the VFs' resource."""
     path = ("spec", "nicSelector")
     chosen = page.get(*path) if isinstance(page.get(*path), dict) else {}
     roots, names = chosen.get("rootDevices") or [], [str(one).partition("#")[0] for one in chosen.get("pfNames") or []]
@@ -92,7 +92,7 @@ def functions(page: Page, nodes: list[dict], variables: dict) -> None:
     count, resource = page.get("spec", "numVfs"), page.get("spec", "resourceName")
     if not functions_of:
         seen = f"pfNames {text.listing(names)}, which no node that was read has" if names else short(chosen)
-        step = "name rootDevices, or let nodes be read: ansible-playbook -i INVENTORY gpufabric.rdma.import_policy "
+        step = "set rootDevices, or let nodes be read: ansible-playbook -i INVENTORY gpufabric.rdma.import_policy "
         page.refuse(path, "physical functions", seen, f"{step}-e policy_hosts=gpu_nodes")
         page.cover(path)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1 or not isinstance(resource, str):

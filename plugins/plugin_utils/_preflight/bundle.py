@@ -1,8 +1,8 @@
-"""What a bundle lacks of all that the roles take from it, before any node is touched.
+"""What a bundle lacks for the roles, found before any node is touched.
 
-Reads the folder on the controller. A node comes as for _preflight.k3s, with `needs`: plugins (names of CNI plugins),
-images (references that the roles deploy), pulled (whether nodes may pull an image that the bundle does not bring),
-wheels (the folder of the device plugin's libraries, or nothing where pip takes them from its index).
+Reads the folder on the controller. A node has the form of _preflight.k3s, with `needs`: plugins (names of CNI plugins),
+images (references that the roles deploy), pulled (whether nodes may pull an image that is not in the bundle),
+wheels (the folder of the device plugin's libraries, or nothing if pip takes them from its index).
 """
 
 import json
@@ -22,7 +22,7 @@ _MACHINES = {architecture: machine for machine, architecture in cni.ARCHITECTURE
 
 
 def read(folder: str | None) -> tuple[dict | None, list[dict]]:
-    """The bundle's description and what is wrong with it; None where there is none to use."""
+    """The bundle's description and its problems; None if there is no bundle to use."""
     if not folder:
         return None, []
     bundle, unread = bundle_folder.read(folder)
@@ -37,7 +37,7 @@ def read(folder: str | None) -> tuple[dict | None, list[dict]]:
 
 
 def contradiction(typed: dict) -> list[Finding]:
-    """A folder that brings the files, and nodes that fetch them."""
+    """Both a folder with the files and nodes that fetch them."""
     if not typed["k3s_downloads_on_nodes"] or typed["k3s_bundle_dir"] == bundle_folder.cache():
         return []
     wanted = "false with k3s_bundle_dir, whose files are copied to the nodes"
@@ -46,14 +46,14 @@ def contradiction(typed: dict) -> list[Finding]:
 
 
 def downloading(decided: dict, rows: Sequence[dict]) -> list[str]:
-    """What nodes are about to fetch themselves. decided: of k3s, by host. rows: of the lock."""
+    """What nodes will fetch themselves. decided: of k3s, by host. rows: of the lock."""
     hosts = [host for host, mine in decided.items() if any("url" in item for item in mine["files"] + mine["packages"])]
     sources = [f"{row['name']} {row['version']} from {row.get('url') or row['reference']}" for row in rows]
-    return [f"{core_text.listing(hosts)}: what is lacking is fetched there, {'; '.join(sources)}"] if hosts else []
+    return [f"{core_text.listing(hosts)}: missing files are fetched there, {'; '.join(sources)}"] if hosts else []
 
 
 def lacking_on(nodes: list[dict], bundle: dict, folder: str, lock: dict) -> list[dict]:
-    """What the roles need and the bundle, or the folder of wheels, does not hold."""
+    """What the roles need but the bundle, or the folder of wheels, does not hold."""
     pinned, rows = with_digest(lock), []
     for node in [node for node in nodes if node["state"]]:
         where = node["needs"]["wheels"]
@@ -63,9 +63,9 @@ def lacking_on(nodes: list[dict], bundle: dict, folder: str, lock: dict) -> list
 
 
 def lacking(node: dict, bundle: dict, folder: str, digests: set[str]) -> list[Finding]:
-    """What the bundle lacks for one node; k3s itself and its SELinux policy are the business of _preflight.k3s.
+    """What the bundle lacks for one node; _preflight.k3s covers k3s itself and its SELinux policy.
 
-    digests: references for which the lock has a digest, so that playbooks/bundle.yml needs none to be given.
+    digests: references with a digest in the lock, for which playbooks/bundle.yml needs no other.
     """
     needs, architecture, found = node.get("needs") or {}, node["state"]["architecture"], []
     plugins = list(needs.get("plugins") or ())
@@ -118,7 +118,7 @@ def lacking_wheels(node: dict, names: set[str], locked: list[dict]) -> list[Find
 
 
 def with_digest(lock: dict) -> set[str]:
-    """References that the lock can be filled with as it is."""
+    """References that a bundle can be filled with from the lock."""
     return {
         image["reference"] for image in lock["images"] if not bundle_lock.unpinned({"images": [image]}, [image["name"]])
     }

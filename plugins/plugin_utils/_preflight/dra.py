@@ -10,7 +10,7 @@ _UPGRADE = f"upgrade it (k3s: playbooks/upgrade_k3s.yml), {_BACK}"
 _GATES = {
     "DRAConsumableCapacity": (
         "each HCA is one device that several claims share",
-        "each HCA is published as as many units as it has shares",
+        "each HCA is published as one unit per share",
     ),
     "DRADeviceTaints": ("an HCA whose port is down stays, with a taint", "an HCA whose port is down leaves its pool"),
 }
@@ -18,7 +18,7 @@ _GATES = {
 
 def findings(name: str, runtime: dict, cluster: dict | None) -> list[Finding]:
     """name: of the node in the cluster. runtime: what node_facts returned. cluster: what cluster_info returned as dra;
-    None where no API server responds yet, then only what the node says of itself counts.
+    None if no API server responds yet; then only the node's own state counts.
     """
     found = []
     node = (cluster or {}).get("nodes", {}).get(name)
@@ -32,7 +32,7 @@ def findings(name: str, runtime: dict, cluster: dict | None) -> list[Finding]:
 
 
 def _without_cdi(name: str, runtime: dict, program: str) -> list[Finding]:
-    """The runtime passes a claim's devices to containers by CDI, and in no other way."""
+    """The runtime passes a claim's devices to containers only by CDI."""
     obj, wanted = f"container runtime of {name}", "CDI switched on, by which a claim's devices reach containers"
     place = runtime["source"] or "/etc/containerd/config.toml"
     step = f"remove enable_cdi = false (configuration of containerd: {place}) and restart the runtime, {_BACK}"

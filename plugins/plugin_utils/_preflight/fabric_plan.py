@@ -1,4 +1,4 @@
-"""The switch plan that a user states (fabric_plan): which traffic class jobs ride, and what follows from it.
+"""The switch plan that a user states (fabric_plan): the traffic class of jobs, and its consequences.
 
 Pure. The byte on the wire, ToS of IPv4 and traffic class of IPv6, is DSCP << 2 | ECN; the switch and the NIC choose the
 priority by its DSCP.
@@ -17,18 +17,18 @@ from ...module_utils.hca import paths
 from .._core.rails import network_rails
 
 _VARIABLE = "variable fabric_plan"
-_CORRECT = "correct it where it is set (inventory, group_vars or -e); the switches have to agree with it"
+_CORRECT = "correct it where it is set (inventory, group_vars or -e); it has to match the switches"
 CONFIG_MAP = "rdma-traffic-class"
 INFINIBAND, _ETHERNET = "InfiniBand", "Ethernet"
 ECT1 = "ect1"
-# The two bits of ECN. A switch marks only what comes as ECT(0) or ECT(1).
+# The two bits of ECN. A switch marks only packets that arrive as ECT(0) or ECT(1).
 _ECN = {False: 0, ECT1: 1, True: 2}
 _HIGHEST = {"dscp": 63, "priority": 7, "cnp_dscp": 63, "cnp_priority": 7}
-# What the NIC's firmware sends its congestion notifications with.
+# The DSCP and priority of the congestion notifications from the NIC's firmware.
 _CNP = {"cnp_dscp": 48, "cnp_priority": 6}
 
-# What others have published; they contradict each other, so none is a default. nic-configuration-operator is not among
-# them: its template makes priority 3 lossless and leaves the ToS at 0.
+# Published plans. They contradict each other, so none is a default. nic-configuration-operator is missing on purpose:
+# its template makes priority 3 lossless and leaves the ToS at 0.
 PROFILES = {
     # NVIDIA's doRoCE: ToS 106, PFC of the priority ToS >> 5; the CNP is left to the firmware.
     "doroce": {"dscp": 26, "priority": 3, **_CNP, "lossless": True, "ecn": True},
@@ -67,7 +67,7 @@ _WANTED = f"one of {core_text.listing(PROFILES)}, or a mapping with {core_text.l
 
 
 def of(given) -> FabricPlan | None:
-    """The plan; None without one, or where the preflight refuses it."""
+    """The plan; None without one, or if the preflight refuses it."""
     return read(given)[0]
 
 
@@ -81,7 +81,7 @@ def findings(variables: dict) -> list[Finding]:
 
 
 def read(given) -> tuple[FabricPlan | None, list[Finding]]:
-    """The plan that the variable states and everything that is wrong with it."""
+    """The plan in the variable and all its problems."""
     name = given if isinstance(given, str) else ""
     if given is None or given == "":
         return None, []
@@ -102,7 +102,7 @@ def read(given) -> tuple[FabricPlan | None, list[Finding]]:
 
 
 def _value(key: str, value) -> tuple:
-    """(the value as its type, what is wanted where it has none)."""
+    """(the value as its type, what was wanted if it has none)."""
     if key in _HIGHEST:
         text = str(value)
         known = text.isdecimal() and int(text) <= _HIGHEST[key]
@@ -121,7 +121,7 @@ def _combinations(values: dict) -> list[Finding]:
         seen = f"{values['priority']} and {values['cnp_priority']}"
         found.append(_finding("cnp_dscp", f"one priority for DSCP {values['dscp']}", seen))
     if values["lossless"] and values["priority"] == values["cnp_priority"]:
-        seen = f"{values['cnp_priority']}, the lossless one: paused with the traffic that they are to slow down"
+        seen = f"{values['cnp_priority']}, the lossless one: paused with the traffic that they should slow down"
         found.append(_finding("cnp_priority", "another priority for congestion notifications (CNP)", seen))
     return found
 
@@ -158,7 +158,7 @@ def _layers(facts: dict) -> set[str]:
 
 
 def on_node(facts: dict, variables: dict) -> tuple[Plan, dict]:
-    """What the role fabric would do, and what its modules are given: files and absent for node_files, nics."""
+    """What the role fabric would do, and the input of its modules: files and absent for node_files, nics."""
     made, nics = on_nics(facts, variables)
     return made, {**_nccl_conf(facts, variables, made), "nics": nics}
 
@@ -166,31 +166,31 @@ def on_node(facts: dict, variables: dict) -> tuple[Plan, dict]:
 def on_nics(facts: dict, variables: dict) -> tuple[Plan, dict]:
     """{traffic: for nic_settings, needed: whether it has to run, flaps: whether a link may go down}.
 
-    facts: with `firmware` where fabric_firmware is set, as node_facts returns it.
+    facts: with `firmware` if fabric_firmware is set, as node_facts returns it.
     """
     stated = of(variables["fabric_plan"]) if variables["fabric_nic_settings"] else None
     traffic, allowed = of_nics(stated), variables["fabric_link_flap_allowed"]
     wanted = {"traffic": traffic, "link_flap_allowed": allowed}
     wanted |= {name: variables[f"fabric_{name}"] for name in ("firmware", "firmware_allowed")}
     made = nic_settings.plan(facts, wanted, variables["discovery_root"])
-    # Before the driver is loaded nothing is known of the NICs.
+    # Before the driver is loaded nothing is known about the NICs.
     flaps = not facts["qos"]["nics"] or any(change.object.endswith(" pfc") for change in made.changes)
     needed = traffic is not None or bool(made.changes or made.reboot_reasons)
     return made, {"traffic": traffic, "needed": needed, "flaps": needed and traffic is not None and flaps}
 
 
 def of_nics(plan: FabricPlan | None) -> dict | None:
-    """The part of the plan that NICs are set to."""
+    """The part of the plan for NICs."""
     return plan and {key: getattr(plan, key) for key in ("dscp", "priority", "cnp_dscp", "cnp_priority", "lossless")}
 
 
 def _nccl_conf(facts: dict, variables: dict, made: Plan) -> dict:
-    """What /etc/nccl.conf lacks, and what node_files is given for it. No GID index: it differs from pod to pod."""
+    """What /etc/nccl.conf lacks, and the input of node_files. No GID index: it differs from pod to pod."""
     take: dict = {"files": [], "absent": []}
     there = facts["owned_files"].get(paths.NCCL_CONF)
     text = there["content"] if there else ""
     ours = there is not None and text.startswith(HEADER)
-    # Before the driver is loaded there are no rails; who publishes a plan has RoCE.
+    # Before the driver is loaded there are no rails; a published plan implies RoCE.
     layers = _layers(facts) or {_ETHERNET}
     named = environment(of(variables["fabric_plan"]), layers) if variables["fabric_publish"] else {}
     if "NCCL_IB_GID_INDEX" in text:
@@ -231,17 +231,17 @@ def objects(variables: dict, facts: list[dict]) -> list[dict]:
 
 # --- text for people --------------------------------------------------------------------------------------------------
 
-CLASS_0 = "Traffic class 0 was measured, as fabric_plan is not set: jobs that ride another class are not verified by it"
+CLASS_0 = "Traffic class 0 was measured, because fabric_plan is not set: jobs in another class are not verified by it"
 
 
 def told(plan: FabricPlan | None, facts: list[dict]) -> str:
-    """What was measured, and for the network people what the switches need for it; nothing where no rail is RoCE."""
+    """What was measured, and for the network team what the switches need; nothing if no rail is RoCE."""
     if not set().union(*map(_layers, facts)) - {INFINIBAND}:
         return ""
     if plan is None:
         return CLASS_0
     pfc = "on" if plan.lossless else "off"
-    marks = {False: "cannot be marked (ECN 00)", ECT1: "marked, comes as ECT(1)", True: "marked, comes as ECT(0)"}
+    marks = {False: "cannot be marked (ECN 00)", ECT1: "marked, sent as ECT(1)", True: "marked, sent as ECT(0)"}
     rows = [
         ("RDMA", plan.dscp, plan.priority, pfc, marks[plan.ecn]),
         ("CNP", plan.cnp_dscp, plan.cnp_priority, "off", "not marked"),

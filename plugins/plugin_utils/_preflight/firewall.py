@@ -1,7 +1,7 @@
-"""Which ports each node needs open for its peers: who asks whom about them, what an answer means, and what opens them.
+"""The ports that each node needs open for its peers: the probes between nodes, their answers, and the rules.
 
-Pure. Every port comes from the role that uses it. A hardware HCA moves RDMA past the kernel, so no firewall of the node
-sees it; a software one (soft-RoCE) sends UDP through it.
+Pure. Every port comes from the role that uses it. A hardware HCA bypasses the kernel, so no firewall of the node
+sees its RDMA; a software one (soft-RoCE) sends UDP through it.
 """
 
 import functools
@@ -16,9 +16,9 @@ API, KUBELET, ETCD, ROCE = 6443, 10250, (2379, 2380), 4791
 VRRP = "vrrp"
 OPTION = "node_firewall"
 OPEN, BLOCKED, UNKNOWN = "open", "blocked", "unknown"
-# What opens with each tool, and where it is from.
+# What opens ports with each tool, and its collection.
 COLLECTIONS = {"ufw": "community.general", "firewalld": "ansible.posix"}
-# Two tests (rping, ib_write_bw) run on each rail of a server, each at a port of its own.
+# Two tests (rping, ib_write_bw) run on each rail of a server, each on its own port.
 _TESTS = 2
 
 
@@ -27,7 +27,7 @@ def plan(nodes: list[dict], partial: bool = False) -> dict:
 
     nodes: host, address (how the inventory reaches it), firewall (what firewall_info returned, or None), facts (of
     hca_facts, or None), member (of the cluster), server (of it), variables (typed, with their full names),
-    listening and told (what fabric_tests returned, once it was asked). partial: some nodes are not among them.
+    listening and told (what fabric_tests returned, once it ran). partial: some nodes are missing.
     """
     known = [_known(node) for node in nodes if node.get("firewall")]
     members = [node for node in known if node["member"] and node["own"]]
@@ -36,7 +36,7 @@ def plan(nodes: list[dict], partial: bool = False) -> dict:
     for one in (one for node in known for one in node.get("told", {}).get("answers", ())):
         told.setdefault((one["host"], one["id"]), []).append(one)
     for number, node in enumerate(members):
-        # Every node asks each server; in the ring each node is asked by the one before it.
+        # Every node probes each server; in the ring the previous node probes each node.
         askers = members if node["server"] else [members[number - 1]]
         mine = made[node["host"]]
         for need in _of_cluster(node, [one for one in askers if one is not node]):
@@ -65,14 +65,14 @@ def _known(node: dict) -> dict:
         "own": own,
         "pods": carrying or own,
         "rails": rails,
-        # What each pair of nodes asks: {rail: {network: address}}, {address: the peer as needs have it}.
+        # Looked up for each pair of nodes: {rail: {network: address}}, {address: the peer as needs have it}.
         "by_index": by_index,
         "as_peer": as_peer,
     }
 
 
 def _own(firewall: dict) -> str | None:
-    """The address that the node reports, if it is one of its interfaces': it ends in its peers' rules."""
+    """The address that the node reports, if an interface has it, because it goes into its peers' rules."""
     there = {text.partition("/")[0] for texts in firewall["addresses"].values() for text in _usable(texts)}
     return firewall["address"] if firewall["address"] in there else None
 
@@ -127,7 +127,7 @@ def _need(node: dict, what: str, protocol: str, ports: tuple[int, int], peers: l
 
 @functools.lru_cache(maxsize=256)
 def _sources(addresses: tuple[str, ...]) -> list[str]:
-    """The peers' addresses as networks: neighbours joined, and not one address more."""
+    """The peers' addresses as networks: neighbours joined, without any other address."""
     networks = netaddr.cidr_merge([_cidr(address) for address in addresses])
     return [str(network).removesuffix("/32" if network.version == 4 else "/128") for network in networks]
 
@@ -170,7 +170,7 @@ def _of_tests(node: dict, others: list[dict]) -> list[dict]:
         wanted.append(("tests of matrix on the rails", variables["matrix_port"], count, by_all))
     # soft-RoCE does no verbs in a pod's own network: its test pods listen in the node's.
     if software and variables["verification_pods"] is not False:
-        # On a hardware rail the pods with networks of their own are tested too, and take from the same ports.
+        # On a hardware rail the pods with their own networks are tested too, on the same range of ports.
         count = _TESTS * (2 * len(rails) - len(software))
         wanted.append(("tests of verify between pods", variables["verification_pod_port"], count, by_members))
     if software and variables["matrix_pods"] is not False:
@@ -193,9 +193,9 @@ def _at_each(node: dict, wanted: tuple, reached: dict[str, list[dict]]) -> list[
 
 
 def _reached(node: dict, others: list[dict], rails: list[dict], handshake: bool) -> dict[str, list[dict]]:
-    """{address of the node: the peers that reach its rails at it}.
+    """{address of the node: the peers that reach its rails there}.
 
-    The tests exchange their queue pairs over TCP: on the rail where it has IPv4, else over the node's own address.
+    The tests exchange their queue pairs over TCP: on the rail if it has IPv4, else over the node's own address.
     """
     found: dict[str, dict[int, dict]] = {}
     for rail in rails:
@@ -228,15 +228,15 @@ def _network(address: str) -> str:
 
 @functools.lru_cache(maxsize=65536)
 def _cidr(address: str):
-    """It is looked up for each pair of nodes."""
+    """Cached, because each pair of nodes asks for it."""
     return netaddr.IPNetwork(address).cidr
 
 
-# --- who asks whom ----------------------------------------------------------------------------------------------------
+# --- probes between nodes ---------------------------------------------------------------------------------------------
 
 
 def _question(made: dict, node: dict, need: dict, askers: dict[str, dict]) -> None:
-    """Listen where nothing does yet, and ask. The port that the kernel has for pods is answered from behind it."""
+    """Listen on free ports, and probe. Behind the kernel's own port for pods the pod network answers."""
     bound = node["firewall"]["bound"][need["protocol"]]
     behind = _link(node) if need["protocol"] == "udp" else None
     for port in range(need["ports"][0], need["ports"][1] + 1):
@@ -247,7 +247,7 @@ def _question(made: dict, node: dict, need: dict, askers: dict[str, dict]) -> No
             one = {**one, "protocol": "ping", "address": behind}
         for peer in need["peers"]:
             asker = askers.get(peer["host"])
-            # Where one of the two has no pod network yet, nobody can ask; nor can clients of the API server.
+            # If one of the two has no pod network yet, nothing can probe it; nor can clients of the API server.
             if asker and (one["protocol"] != "ping" or (behind and _link(asker))):
                 made[asker["host"]]["ask"].append({**one, "id": need["id"], "host": node["host"], "peer": peer})
 
@@ -262,8 +262,8 @@ def _link(node: dict) -> str | None:
 
 
 def _opening(node: dict, known: list[dict], partial: bool) -> dict:
-    """add: rules of the node's tool that are not there; remove: rules of ours that nothing needs any longer; record:
-    those that are ours afterwards. A rule of others is never ours. With partial, none is given up.
+    """add: missing rules of the node's tool; remove: our rules that nothing needs any longer; record: our rules
+    afterwards. A foreign rule is never ours. With partial, no rule is removed.
     """
     recorded = node["firewall"]["recorded"]
     tool = node["firewall"]["tool"]
@@ -284,8 +284,8 @@ def _key(rule: dict) -> tuple:
 
 
 def _rules(node: dict, others: list[dict]) -> list[dict]:
-    """What k3s documents for its nodes, and the tests' ports: pods and services by their networks, peers by their
-    addresses.
+    """The ports that k3s documents for its nodes, and the tests' ports: pods and services by their networks, peers by
+    their addresses.
     """
     tool, found = node["firewall"]["tool"], []
     needs = _of_tests(node, others)
@@ -312,7 +312,7 @@ def _trust(node: dict) -> list[dict]:
 
 
 def _zone(firewall: dict, source: str) -> str:
-    """A zone bound to the source comes before that of the interface, as firewalld does it."""
+    """A zone bound to the source comes before that of the interface, as in firewalld."""
     network = netaddr.IPNetwork(source)
     for name, zone in firewall["zones"].items():
         for text in zone["sources"]:
@@ -330,7 +330,7 @@ def _zone(firewall: dict, source: str) -> str:
 
 
 def _result(node: dict, need: dict, told: list[dict], add: list[dict]) -> dict:
-    """One need as a check: open, blocked, or unknown where nobody could ask."""
+    """One need as a check: open, blocked, or unknown if nothing could probe it."""
     asked = {one["peer"]["host"]: one for one in told}
     listening = node.get("listening", {})
     deaf = [why for name, why in listening.get("deaf", {}).items() if name.endswith(f"/{need['protocol']}")]
@@ -341,7 +341,7 @@ def _result(node: dict, need: dict, told: list[dict], add: list[dict]) -> dict:
     if told and not failed:
         return _as_result(OPEN, Finding(obj, wanted, "open", "", need["id"]))
     if deaf or not told:
-        seen = f"nothing could listen on {node['host']}: {deaf[0]}" if deaf else "nobody could ask"
+        seen = f"nothing could listen on {node['host']}: {deaf[0]}" if deaf else "nothing could probe it"
         return _as_result(
             UNKNOWN, Finding(obj, wanted, seen, "run playbooks/verify.yml once the cluster is up", need["id"])
         )
@@ -355,7 +355,7 @@ def _as_result(state: str, finding: Finding) -> dict:
 
 
 def _of_pods(node: dict) -> list[dict]:
-    """Pods cannot be asked before there are any: where a tool runs, its rules for their networks are looked for."""
+    """Pods cannot be probed before there are any: if a tool runs, this looks for its rules for their networks."""
     there = {tuple(rule) for rule in node["firewall"]["rules"]}
     lacking = [rule for rule in _trust(node) if _key(rule) not in there]
     if node["firewall"]["tool"] not in COLLECTIONS or not lacking or node["variables"][OPTION] == "open":
@@ -373,7 +373,7 @@ def _step(node: dict, need: dict, failed: list[dict], add: list[dict]) -> str:
     rule = {"tool": tool, "kind": "port", "protocol": need["protocol"], "ports": need["id"].partition("/")[0]}
     commands = [command({**rule, "source": source, "zone": _zone(firewall, source)}) for source in sources[:6]]
     if tool in COLLECTIONS and node["variables"][OPTION] == "open" and not add:
-        return f"{tool} has its rules: look for one that drops before them, then at {between}"
+        return f"{tool} has its rules: look for an earlier one that drops, then at {between}"
     if tool in COLLECTIONS:
         return f"set {OPTION}: open, or on {node['host']}: {'; '.join(commands)}; then look at {between}"
     if tool:
@@ -386,7 +386,7 @@ def _name(peer: dict) -> str:
 
 
 def command(rule: dict) -> str:
-    """What a person types to have the rule: with firewalld now and at boot, without a reload."""
+    """The command that adds the rule by hand: with firewalld now and at boot, without a reload."""
     source, tool = rule["source"], rule["tool"]
     if tool == "firewalld":
         family = "ipv6" if ":" in source else "ipv4"
@@ -403,7 +403,7 @@ def command(rule: dict) -> str:
 
 
 def findings(node: dict, planned: dict, lacking: dict) -> list[Finding]:
-    """Why a run cannot start, or go on, on a node. lacking: {tool: collection that the controller does not have}."""
+    """Why a run cannot start or continue on a node. lacking: {tool: collection missing on the controller}."""
     firewall, opens = node["firewall"], node["variables"][OPTION] == "open"
     found = [
         Finding(one["object"], one["wanted"], one["seen"], one["next_step"], f"firewall:{one['id']}")
@@ -416,7 +416,7 @@ def findings(node: dict, planned: dict, lacking: dict) -> list[Finding]:
             step = (
                 f"ansible-galaxy collection install {lacking[tool]}, or open the ports by hand and set {OPTION}: verify"
             )
-            found.append(Finding("controller", wanted, "that it is not installed", step, "firewall:collection"))
+            found.append(Finding("controller", wanted, "not installed", step, "firewall:collection"))
     if opens and node["server"] and node["variables"]["k3s_api_address"] and not firewall["names_vrrp"]:
         step = "in /etc/ufw/before.rules: -A ufw-before-input -p vrrp -s SERVER -j ACCEPT for each other server; then "
         step += f"ufw reload, and set {OPTION}: verify"

@@ -21,20 +21,20 @@ from . import fabric_plan
 _NO_EXPORT = "take it out: a policy is imported (import_policy), no longer written"
 _NO_BACKUP = "take it out: k3s saves and restores its datastore itself, as docs/cluster.md says under Save the cluster"
 
-# Variables that are gone, and what takes their place: they are refused by name.
+# Removed variables, and what replaces them: they are refused by name.
 REMOVED = {
     **dict.fromkeys(
-        ("drift_markdown_file", "drift_prometheus_file"), "take it out: drift.json and drift.xml have what it had"
+        ("drift_markdown_file", "drift_prometheus_file"), "take it out: drift.json and drift.xml have its content"
     ),
     **dict.fromkeys(("k3s_backup", "k3s_backup_dir", "k3s_restore_again", "k3s_restore_allowed"), _NO_BACKUP),
     "matrix_rounds_per_call": "take it out: the nodes run all rounds in one call",
-    "driver_attachments": "take it out: names of interfaces are no longer predicted",
+    "driver_attachments": "take it out: interface names are no longer predicted",
     "policy_operator_namespace": _NO_EXPORT,
     "policy_operator_version": _NO_EXPORT,
 }
 # Variables of the plays themselves, which no role documents.
 PLAY_VARIABLES = frozenset({"cluster", "discovery_hosts"})
-# What are groups of the inventory, by the names that an operator would give a variable.
+# Groups of the inventory, by names that an operator might give a variable.
 GROUPS = frozenset({"k3s_servers", "gpu_nodes"})
 
 _NEAR = 0.9
@@ -75,11 +75,11 @@ def validate(options: dict, values: dict) -> tuple[dict, list[Finding]]:
         # ansible-core reads a null as "not given"; here it would silently switch a default off.
         if value is None and default is not None:
             problem = _odd(name, describe(option), "null (no value after the colon?)")
-        # YAML reads 3.10 as 3.1, and no text brings the zero back.
+        # YAML reads 3.10 as 3.1, and no conversion brings the zero back.
         elif name == "driver_version" and isinstance(value, (int, float)):
             step = "put it in quotes where it is set (inventory, group_vars or -e)"
             problem = Finding(f"variable {name}", 'text, such as "3.10"', f"the number {value}", step)
-        # What argument specs take besides, Ansible's filter bool takes for false.
+        # Ansible's filter bool reads the other spellings that argument specs accept as false.
         elif option.get("type") == "bool" and isinstance(value, str) and value.lower() not in _BOOLEANS:
             problem = _odd(name, describe(option), config.short(value))
         else:
@@ -94,7 +94,7 @@ def validate(options: dict, values: dict) -> tuple[dict, list[Finding]]:
 
 
 def _seen(option: dict, value, messages: list[str]) -> str:
-    """The value; with the messages, which quote it, where they say more than that its type is another."""
+    """The value; with the messages, which quote it, if they say more than that its type is wrong."""
     if option.get("no_log"):
         return "another type"
     more = [text for text in messages if "unable to convert" not in text and "could not parse" not in text]
@@ -102,7 +102,7 @@ def _seen(option: dict, value, messages: list[str]) -> str:
 
 
 def _given(value):
-    """Without the nulls that the validator adds for suboptions that are not set: a module would take them as set."""
+    """Without the nulls that the validator adds for unset suboptions, which a module would take as set."""
     if isinstance(value, list):
         return [_given(item) for item in value]
     if isinstance(value, dict):
@@ -113,19 +113,19 @@ def _given(value):
 # What a type cannot express: names that end up in a file or a command, and numbers with a valid range.
 _MODULE_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SERVICE_NAME = re.compile(r"[A-Za-z0-9:_@-]+")
-# RFC 1123, as the API server takes names of nodes (subdomains) and of namespaces (labels).
+# RFC 1123, as the API server accepts names of nodes (subdomains) and of namespaces (labels).
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 NODE_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
-NODE_NAME_WANTED = "a DNS name in lower case (RFC 1123), as Kubernetes takes it"
+NODE_NAME_WANTED = "a DNS name in lower case (RFC 1123), as Kubernetes requires"
 _NAMESPACE = re.compile(_LABEL)
 _DIRECTORY = re.compile(r"(?:/[A-Za-z0-9._+@-]+)+/?|/")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]-]*")
 _DIRECTORY_WANTED = "an absolute path of letters, digits and . _ + @ -"
-_IMAGE_WANTED = "a reference of an image"
+_IMAGE_WANTED = "an image reference"
 
 
-# Variables that end up in a file, a command or an object: what each of their values has to look like.
+# Variables that end up in a file, a command or an object, and the form of their values.
 _TEXTS = (
     ("kernel_modules_required", _MODULE_NAME, "names of kernel modules"),
     ("limits_services", _SERVICE_NAME, "names of services without .service"),
@@ -145,7 +145,7 @@ _TEXTS = (
     ("device_plugin_image", _IMAGE, _IMAGE_WANTED),
     ("flannel_image", _IMAGE, _IMAGE_WANTED),
     ("multus_image", _IMAGE, _IMAGE_WANTED),
-    ("networks_images", _IMAGE, "references of images"),
+    ("networks_images", _IMAGE, "image references"),
     ("nccl_tests_image", _IMAGE, _IMAGE_WANTED),
     ("verification_image", _IMAGE, _IMAGE_WANTED),
     ("device_plugin_metrics_address", _ADDRESS, "an address and a port, or :PORT"),
@@ -154,7 +154,7 @@ _TEXTS = (
 
 
 def values(variables: dict, options: dict) -> list[Finding]:
-    """Findings of single values; a value that no planner can work with is reset to its default.
+    """Findings about single values; a value that no planner can work with is reset to its default.
 
     variables: those of all roles, or of some.
     """
@@ -180,7 +180,7 @@ def values(variables: dict, options: dict) -> list[Finding]:
     for name in ("verification_namespace", "nccl_tests_namespace"):
         space = variables.get(name) or ""
         if space == "default" or space.startswith("kube-") or space in (variables.get("networks_namespaces") or ()):
-            found.append(_odd(name, "a namespace of the tests' own, which can be deleted with all in it", space))
+            found.append(_odd(name, "a separate namespace for the tests, which can be deleted completely", space))
     try:
         memlock.parse(variables.get("limits_memlock") or "infinity")
     except ValueError as error:
@@ -223,7 +223,7 @@ _LEAST = {
 
 
 def _unprintable(value, several_lines: bool) -> bool:
-    """Whether a value, or a part of it, has characters that a terminal or a file's format would act on."""
+    """Whether a value, or a part of it, has characters that a terminal or a file format interprets."""
     if isinstance(value, dict):
         return any(_unprintable(part, several_lines) for item in value.items() for part in item)
     if isinstance(value, list):
@@ -267,7 +267,7 @@ def unresolved(name: str, message: str) -> Finding:
 
 
 def unknown(names, options, roles, accepted=()) -> list[dict]:
-    """Variables that are gone, and those that look like ours (by prefix, or one typo away) but that no role knows."""
+    """Removed variables, and those that look like ours (by prefix, or one typo away) but that no role knows."""
     prefixes = tuple(f"{role}_" for role in roles)
     known = set(options) | PLAY_VARIABLES
     findings = []
@@ -276,7 +276,7 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
             continue
         if name in REMOVED:
             wanted, step = "a variable that this version has", REMOVED[name]
-            findings.append(Finding(f"variable {name}", wanted, "one that is gone", step))
+            findings.append(Finding(f"variable {name}", wanted, "one that was removed", step))
             continue
         if name in GROUPS:
             step = f"make {name} a group of the inventory, and the nodes its hosts"
@@ -298,19 +298,19 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
 
 
 def without_cluster(names, options) -> list[Finding]:
-    """Variables of k3s and its pod network where cluster: false says that no play reads them."""
+    """Variables of k3s and its pod network, which no play reads with cluster: false."""
     step = "take it out, or take out cluster: false"
     seen = "cluster: false, so it would have no effect"
     return [Finding(f"variable {name}", "a cluster layer", seen, step) for name in sorted(set(names) & set(options))]
 
 
-# --- what the node has and what the variables ask for ----------------------------------------------------------------
+# --- the node against the variables ----------------------------------------------------------------------------------
 
 
 def combinations(
     facts: dict, variables: dict, bundle: dict | None = None, lock: dict | None = None
 ) -> tuple[list[Finding], list[str]]:
-    """Problems, and notes: worth knowing, but no reason to stop. bundle: content of bundle.yml. lock: of the run."""
+    """Problems, and notes (worth knowing, no reason to stop). bundle: content of bundle.yml. lock: of the run."""
     findings: list[Finding] = []
     notes = [
         f"{_card(card)}: {card['reason']} {card.get('next_step') or ''}".strip()
@@ -318,7 +318,7 @@ def combinations(
         if not _will_get_rdma(card, facts)
     ]
     notes += [
-        f"discovery_rails[{rail['index']}] ({rail['hca']}/{rail['port']}) is used as named, though: {rail['lacks']}"
+        f"discovery_rails[{rail['index']}] ({rail['hca']}/{rail['port']}) is used as named, although: {rail['lacks']}"
         for rail in facts.get("rails") or ()
         if rail.get("lacks")
     ]
@@ -327,7 +327,7 @@ def combinations(
     findings += _driver(facts, variables, bundle, lock or {})
     findings += _hcas(facts, variables)
     named = _rails(facts, variables)
-    # What is missing is known, and its rail stays empty.
+    # The missing card is known, and its rail stays empty.
     if variables["discovery_expected_hcas"] == len(admitted(facts, variables)):
         notes += [row["reason"] for row in facts.get("not_rails") or () if row["code"] == "named"]
         named = [finding for finding in named if finding.id != NO_HCA]
@@ -372,7 +372,7 @@ def _changes_driver(variables: dict) -> bool:
 
 
 def _driver(facts: dict, variables: dict, bundle: dict | None, lock: dict) -> list[Finding]:
-    """What the role driver cannot do on this node at all; it looks for blockers itself, node by node."""
+    """What the role driver can never do on this node; it looks for blockers itself, node by node."""
     node = facts["node"]
     if not _changes_driver(variables) or not isinstance(node["os"], dict):
         return []
@@ -381,7 +381,7 @@ def _driver(facts: dict, variables: dict, bundle: dict | None, lock: dict) -> li
 
 
 def admitted(facts: dict, variables: dict) -> list[dict]:
-    """HCAs that count: software ones if they are allowed."""
+    """HCAs that count, with software ones if allowed."""
     return [hca for hca in facts["hcas"] if hca["kind"] == "pci" or variables["discovery_software_hcas"]]
 
 
@@ -399,7 +399,7 @@ def _hcas(facts: dict, variables: dict) -> list[Finding]:
         else:
             seen = f"only software HCAs: {core_text.listing(software)}" if software else "no infiniband device"
             seen += " and no card of vendor 15b3 on PCI"
-            step = "check the slot, the BIOS and lspci -d 15b3: on the node; a node that needs none: "
+            step = "check the slot, the BIOS and lspci -d 15b3: on the node; for a node without HCAs: "
             step += "discovery_hca_required: false"
             if not variables["discovery_software_hcas"]:
                 step += "; to admit soft-RoCE devices: discovery_software_hcas: true"
@@ -419,7 +419,7 @@ def _hcas(facts: dict, variables: dict) -> list[Finding]:
 
 
 def _will_get_rdma(card: dict, facts: dict) -> bool:
-    """Whether loading the required modules is all that the card lacks."""
+    """Whether the card lacks only the required modules."""
     return card.get("driver") == "mlx5_core" and not (facts["modules"].get("mlx5_ib") or {}).get("loaded", False)
 
 
@@ -465,7 +465,7 @@ def _rails(facts: dict, variables: dict) -> list[Finding]:
                     f"an HCA with this {key}",
                     f"HCAs here: {core_text.listing(map(_identity, facts['hcas'])) or 'none'}"
                     + (f"; cards without RDMA: {core_text.listing(cards)}" if cards else ""),
-                    "name one of these, or set discovery_rails for the hosts that have it; for a rail that is to stay "
+                    "use one of these, or set discovery_rails for the hosts that have it; for a rail that should stay "
                     f"empty, discovery_expected_hcas: {len(admitted(facts, variables))} for this host",
                     NO_HCA,
                 )
@@ -499,26 +499,26 @@ def matching(hcas, key: str, value) -> list[str]:
 def _identity(hca: dict) -> str:
     parts = [(hca["pci"] or {}).get("address") or hca["kind"]]
     for netdev in hca["netdevs"]:
-        # Of an IPoIB address all but the last eight octets change with each load of the driver.
+        # All but the last eight octets of an IPoIB address change with each load of the driver.
         mac = netdev["mac"] if len(netdev["mac"] or "") == 17 else None
         parts.append(" ".join(filter(None, (netdev["name"], mac))))
     return f"{hca['name']} ({', '.join(parts)})"
 
 
-# The roles that `plans` plans for, and why a run changes what each planner lists.
+# The roles of `plans`, and the reason for the changes of each planner.
 PLANNED = {
     "kernel_modules": "verbs need these modules, now and at boot",
     "rdma_netns": "the RDMA netns mode should be {rdma_netns_mode}, now and at boot",
     "limits": "containers inherit locked memory and start order from it",
     "rail_links": "rail_links_settings, rail_links_source_routes",
-    "fabric": "jobs ride the traffic class of fabric_plan; values of fabric_firmware",
+    "fabric": "jobs use the traffic class of fabric_plan; values of fabric_firmware",
     "pcie": "pcie_acs: {pcie_acs}, pcie_read_request: {pcie_read_request}",
 }
 
 
 def tools(facts: dict, variables: dict) -> dict[str, list[str]]:
-    """{apt or dnf: packages that traffic is verified with and the node lacks}, in the version of its own rdma-core: any
-    other would replace that.
+    """{apt or dnf: packages to verify traffic with that the node lacks}, in the version of its own rdma-core: any other
+    would replace it.
     """
     manager = packages.manager(facts["node"])
     if (
@@ -571,9 +571,9 @@ def plans(facts: dict, variables: dict) -> dict:
 
 
 def plan(facts: dict, variables: dict) -> dict:
-    """What a run would change on this node: changes, problems, reboot_reasons, notes; what it leaves or cannot verify.
+    """What a run would change on this node: changes, problems, reboot_reasons, notes; what it skips or cannot verify.
 
-    settled: whether no role of the host layer would do more than repeat the notes.
+    settled: whether the roles of the host layer would only repeat the notes.
     """
     made_by = plans(facts, variables)
     pending = [
@@ -584,7 +584,7 @@ def plan(facts: dict, variables: dict) -> dict:
         "changes": [],
         "findings": [],
         "reboot_reasons": [],
-        # Reasons that no role of a run causes; the planner of rdma_netns reports its own.
+        # Reasons that no role of the run causes; the planner of rdma_netns reports its own.
         "notes": hca_facts.reboot_reasons({"driver": facts["driver"]}),
         "not_applied": [],
         "not_verified": [],

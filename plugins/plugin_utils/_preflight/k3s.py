@@ -1,11 +1,11 @@
-"""k3s across all hosts: what cannot work, and the decision for each node.
+"""k3s across all hosts: the problems, and the decision for each node.
 
-Pure; runs on the controller, where netaddr is. A node comes as {host, state (what node_facts read, or None), failure,
-variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of all hosts of k3s_servers
-in order, also those that this run leaves out), guessed_from (without that group: the nodes, of which the first is the
-server; else empty), first_addresses (what the inventory says of a guessed server), server_addresses {host of servers:
-(k3s_node_ip, ansible_host)} where servers share an address}. A server outside of the run comes in the same form: what
-concerns the cluster is decided from all servers of the inventory.
+Pure; runs on the controller, where netaddr is. A node has the form {host, state (what node_facts read, or None),
+failure, variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of all hosts of
+k3s_servers in order, also those that this run leaves out), guessed_from (without that group: the nodes, the first
+being the server; else empty), first_addresses (the inventory's data of a guessed server), server_addresses {host
+of servers: (k3s_node_ip, ansible_host)} if servers share an address}. A server outside of the run has the same form:
+all servers of the inventory count for decisions about the cluster.
 """
 
 import re
@@ -28,7 +28,7 @@ from . import host as host_rules
 BROKEN_VERSIONS = {"v1.28.6+k3s1": "v1.28.7+k3s1 or newer", "v1.29.1+k3s1": "v1.29.2+k3s1 or newer"}
 # Duplicate rules pile up with these (k3s#3117), so k3s brings its own.
 _ODD_IPTABLES = ([1, 8, 0], [1, 8, 4])
-# Seconds that a node's clock may be off, and for each node, because they are read one after the other.
+# Seconds that a node's clock may be off, and more for each node, because nodes are read one after the other.
 _CLOCK_LIMIT, _CLOCK_READING = 600, 5
 _PORTS = {"server": (6443, 10250), "agent": (10250,)}
 _ETCD_PORTS = (2379, 2380)
@@ -101,16 +101,16 @@ def _cluster(nodes, report) -> None:
 
 
 def _clocks(readable: list[dict], now: float, report, notes: list[str]) -> None:
-    """Nodes that do not have the time that the others and the controller have."""
+    """Nodes whose time differs from that of the others and the controller."""
     ahead = {node["host"]: node["state"]["clock"] - now for node in readable if node["state"].get("clock")}
     clocks, limit = [0.0, *ahead.values()], _CLOCK_LIMIT + _CLOCK_READING * len(readable)
-    # What most agree on; between two that do not, the controller's, which counts twice then.
+    # The time that most agree on; if two nodes differ, the controller's, which then counts twice.
     usual = statistics.median([*clocks, 0.0] if len(clocks) % 2 == 0 else clocks)
     for host, seconds in ahead.items():
         if abs(seconds - usual) > limit:
             wanted = f"the time of the other nodes and the controller, within {limit // 60} minutes: "
-            wanted += "certificates that one node makes must be valid on all"
-            step = "set the one that is wrong (timedatectl set-ntp true, or chrony) and run again"
+            wanted += "certificates of one node must be valid on all"
+            step = "set the wrong clock (timedatectl set-ntp true, or chrony) and run again"
             report(host, Finding("clock", wanted, f"{_apart(seconds - usual)} them", step))
     if abs(usual) > limit:
         notes.append(f"the controller's clock is {_apart(-usual)} that of the nodes, which agree: set it")
@@ -121,7 +121,7 @@ def _apart(seconds: float) -> str:
 
 
 def _silent(everyone: list[dict], report, notes: list[str]) -> None:
-    """A server that does not answer may be in another cluster than the rest, unless a majority is in this one."""
+    """A server that does not answer may be in another cluster, unless a majority is in this one."""
     servers = everyone[0]["servers"]
     known = {node["host"]: node for node in everyone if node["state"]}
     silent = [host for host in servers if host not in known]
@@ -138,7 +138,7 @@ def _silent(everyone: list[dict], report, notes: list[str]) -> None:
 
 
 def _first_server(nodes: list[dict], everyone: list[dict], report) -> None:
-    """Without certainty which node is the first server, a run makes a second cluster, or changes the wrong one."""
+    """If the first server is not certain, a run could create a second cluster or change the wrong one."""
     first, group = (nodes[0]["servers"] or [None])[0], nodes[0]["guessed_from"]
     known = {node["host"]: node["state"] for node in everyone if node["state"]}
     if first not in known:
@@ -147,8 +147,8 @@ def _first_server(nodes: list[dict], everyone: list[dict], report) -> None:
     others = [host for host, seen in known.items() if host != first and seen["cluster"]]
     if not group:
         if others and not own["cluster"]:
-            seen = f"{first} has no datastore and starts a second cluster beside {', '.join(others)}"
-            step = f"put a server of that cluster first in k3s_servers, and {first} behind it"
+            seen = f"{first} has no datastore and would start a second cluster next to {', '.join(others)}"
+            step = f"put a server of that cluster first in k3s_servers, and {first} after it"
             wanted = "a first server that holds the cluster's datastore"
             report(first, Finding("group k3s_servers", wanted, seen, step, "k3s:second-cluster"))
         return
@@ -163,14 +163,14 @@ def _first_server(nodes: list[dict], everyone: list[dict], report) -> None:
     doubts += [f"already in a cluster: {', '.join(others)}"] if others else []
     if doubts:
         wanted = "the first server by name, unless all nodes are in this run and none is in a cluster"
-        would = f"no such group, so the first node, {first}, would be it; {'; '.join(doubts)}"
+        would = f"no such group, so the first node, {first}, would be the server; {'; '.join(doubts)}"
         step = "put the cluster's server into group k3s_servers; for a new cluster run again without --limit, and take "
         step += "nodes off an old one with playbooks/reset.yml first"
         report(first, Finding("group k3s_servers", wanted, would, step))
 
 
 def _elsewhere(node: dict, addresses: set[str]) -> bool:
-    """Whether a node has joined a server at another address, and nobody has said that it is the same."""
+    """Whether a node joined a server at another address that is not known to be the same server."""
     seen, typed = node["state"], node["variables"]
     joined = seen["joined"] and seen["server_url"]
     told = typed["server_url"] or typed.get("api_address")
@@ -196,9 +196,9 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
         "selinux": seen["selinux"] == "enforcing" if typed["selinux"] is None else typed["selinux"],
         "bundled_bin": _ODD_IPTABLES[0] <= (seen["iptables"] or []) <= _ODD_IPTABLES[1],
         "service": k3s.SERVICES[role],
-        # A k3s that is starting already holds its ports.
+        # A starting k3s already holds its ports.
         "running": service["active"] or service["starting"],
-        # What it reads and was not started with: a run was cut off between copying and restarting.
+        # Files newer than its start: a run was cut off between copying and restarting.
         "stale": stale(seen),
         "token_present": seen["token"]["present"],
         "version": seen["version"],
@@ -214,7 +214,7 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
 
 
 def _default_address(seen: dict) -> str | None:
-    """The address of the interface with the default route, where there is exactly one."""
+    """The address of the interface with the default route, if there is exactly one."""
     netdevs = {route["netdev"] for route in seen["routes"] if route["destination"] == "0.0.0.0/0"}
     found = [entry["address"].partition("/")[0] for entry in seen["addresses"] if entry["netdev"] in netdevs]
     return found[0] if len(found) == 1 else None
@@ -235,7 +235,7 @@ def _url(node: dict, nodes: list[dict]) -> str | None:
 
 
 def labels(facts: dict, typed: dict) -> dict[str, str]:
-    """The labels for scheduling pods with an HCA, and those that the user set.
+    """The labels for scheduling pods with an HCA, and those set by the user.
 
     With NFD in the cluster, only NFD sets the first two, by a NodeFeatureRule.
     """
@@ -247,7 +247,7 @@ def labels(facts: dict, typed: dict) -> dict[str, str]:
             if any((hca.get("pci") or {}).get("vendor") in ("15b3", "0x15b3") for hca in hcas):
                 found["feature.node.kubernetes.io/pci-15b3.present"] = "true"
         layers = {str(port["link_layer"]) for hca in hcas for port in hca["ports"]}
-        # A value that is not a label, such as why it is unknown, would keep the kubelet from starting.
+        # An invalid label value, such as the reason why it is unknown, would keep the kubelet from starting.
         layers = sorted(layer for layer in layers if _LABEL.fullmatch(layer))
         if layers:
             found["rdma.gpufabric.io/link-layer"] = "-".join(layers)
@@ -259,10 +259,10 @@ def labels(facts: dict, typed: dict) -> dict[str, str]:
 
 
 def names(own: dict[str, tuple[str, bool]], inventory: Iterable[str]) -> list[tuple[str, Finding]]:
-    """(host, what is wrong with its name in the cluster). own: {host: (name, whether k3s_node_name says so)}.
+    """(host, problem with its name in the cluster). own: {host: (name, whether it comes from k3s_node_name)}.
 
-    Two nodes of one name are one Node. What a node calls itself is its claim: with another host's name it would get
-    what is the other's.
+    Two nodes with one name are one Node. A node chooses its own host name: with another host's name it would get that
+    host's pods and devices.
     """
     owners: dict[str, set[str]] = {}
     for host, (name, _given) in own.items():
@@ -277,17 +277,17 @@ def names(own: dict[str, tuple[str, bool]], inventory: Iterable[str]) -> list[tu
             found.append((host, Finding("name of the node", host_rules.NODE_NAME_WANTED, repr(name), step, NAME)))
         others = (owners[name.lower()] | (set() if given else listed.get(name.lower(), set()))) - {host}
         if others:
-            wanted = "a name for each node, and none that another host of the inventory has"
+            wanted = "a name for each node that no other host of the inventory has"
             seen = f"also that of {', '.join(sorted(others))}"
             found.append((host, Finding(f"node name {name}", wanted, seen, step, NAME)))
     return found
 
 
 def machines(own: dict[str, tuple[str, str]], registered: dict[str, str]) -> list[tuple[str, Finding]]:
-    """(host, finding) where the cluster has a Node of that name from another machine: it would get what is the other's.
+    """(host, finding) if the cluster has a Node of that name from another machine, whose place it would take.
 
-    own: {host: (name, system UUID)}. registered: {name of a Node: its system UUID}. To delete the Node is the consent:
-    k3s too lets no second machine take the name before that.
+    own: {host: (name, system UUID)}. registered: {name of a Node: its system UUID}. Deleting the Node is the consent:
+    before that, k3s itself refuses the name to a second machine.
     """
     found = []
     for host, (name, uuid) in own.items():
@@ -319,7 +319,7 @@ def _node_ips(decisions: dict, elsewhere: dict, report) -> None:
 
 
 def _share(decided: dict, nodes: list[dict]) -> dict | None:
-    """What a server needs to share the address, with the servers whose own is unknown; None for others."""
+    """What a server needs to share the address, with the servers whose own address is unknown; None for others."""
     typed = decided["variables"]
     if not typed.get("api_address") or decided["role"] != "server":
         return None
@@ -337,7 +337,7 @@ def _share(decided: dict, nodes: list[dict]) -> dict | None:
 
 
 def _peer(here: dict, host: str, other: str, own) -> str | None:
-    """The own address of another server: as it was read, else as the inventory has it."""
+    """The own address of another server: as read from it, else from the inventory."""
     if other in here:
         return here[other]["variables"]["node_ip"] or _default_address(here[other]["state"])
     given, reached = here[host]["server_addresses"][other]
@@ -353,7 +353,7 @@ def _own_network(seen: dict, node_ip: str | None):
 
 
 def _shared_address(nodes: list[dict], decisions: dict, report) -> None:
-    """k3s_api_address: one for all, free, and in the servers' own network."""
+    """k3s_api_address: the same for all nodes, free, and in the servers' own network."""
     values = {node["variables"].get("api_address") or "" for node in nodes}
     if not any(values):
         return
@@ -365,7 +365,7 @@ def _shared_address(nodes: list[dict], decisions: dict, report) -> None:
         return
     wanted = as_address(values.pop())
     if wanted is None or wanted.version != 4:
-        report(nodes[0]["host"], Finding(name, "an address of IPv4, such as 192.0.2.5", name.split()[1], _VARIABLE))
+        report(nodes[0]["host"], Finding(name, "an IPv4 address, such as 192.0.2.5", name.split()[1], _VARIABLE))
         return
     holder = any(node["state"].get("shared_address") == str(wanted) for node in nodes)
     for node in nodes:
@@ -373,21 +373,21 @@ def _shared_address(nodes: list[dict], decisions: dict, report) -> None:
         own = [f"{row['address']} ({row['netdev']})" for row in node["state"]["addresses"]]
         if any(row["address"].partition("/")[0] == str(wanted) for row in node["state"]["addresses"]):
             seen = f"this node's own: {', '.join(own)}"
-            report(node["host"], Finding(name, "an address that no node has of its own", seen, _VARIABLE))
+            report(node["host"], Finding(name, "an address that no node has itself", seen, _VARIABLE))
         given = node["variables"]["server_url"]
         if given and urlsplit(given).hostname != str(wanted):
-            step = "set one of the two: k3s_api_address is where nodes join"
+            step = "set only one of the two: nodes join at k3s_api_address"
             report(node["host"], Finding("k3s_server_url", f"https://{wanted}:6443, or not set", given, step))
         if decided["role"] == "server":
             report(node["host"], *_serves(node, decided, wanted, name))
             answers = (node["state"].get("shared") or {}).get("answers")
             if answers and not holder:
-                seen = f"a machine with the link address {answers} answers at it"
+                seen = f"a machine with the link address {answers} answers there"
                 report(node["host"], Finding(name, "a free address", seen, "take another one, or free it"))
 
 
 def _serves(node: dict, decided: dict, wanted, name: str) -> list[Finding]:
-    """Whether this server can have the address: its network, its interface, keepalived."""
+    """Whether this server can take the address: its network, its interface, keepalived."""
     found, seen = [], node["state"]
     own = _own_network(seen, decided["node_ip"])
     for option in ("cluster_cidr", "service_cidr"):
@@ -401,8 +401,8 @@ def _serves(node: dict, decided: dict, wanted, name: str) -> list[Finding]:
             wish = f"a host's address in {network.cidr}, the network of {netdev}, which has the node's own address"
             found.append(Finding(name, wish, str(wanted), _VARIABLE))
     if decided["shared"]["unknown"]:
-        wish = "the own address of each server that shares it, also of those that this run leaves out or does not reach"
-        step = "set k3s_node_ip of them in the inventory, or run again with all servers"
+        wish = "the own address of each server that shares it, even of those outside this run or out of reach"
+        step = "set their k3s_node_ip in the inventory, or run again with all servers"
         found.append(Finding(name, wish, f"none of {core_text.names(decided['shared']['unknown'])}", step))
     interface = decided["shared"]["interface"]
     netdevs = {row["netdev"] for row in seen["addresses"]}
@@ -415,8 +415,8 @@ def _serves(node: dict, decided: dict, wanted, name: str) -> list[Finding]:
         found.append(Finding(name, "an interface of the management network", f"{interface}, a rail", step))
     program = seen.get("shared") or {}
     if program and not program["installed"] and program["offered"] is False:
-        step = "add the distribution's package sources (a mirror of it without the Internet), or install keepalived"
-        found.append(Finding("package keepalived", "installed, or to be had", "neither", step))
+        step = "add the distribution's package sources (a mirror, without the Internet), or install keepalived"
+        found.append(Finding("package keepalived", "installed, or available", "neither", step))
     return found
 
 
@@ -445,7 +445,7 @@ def _variables(node: dict, decided: dict, report) -> None:
     for name in sorted(set(typed["kubelet_args"]) & {"topology-manager-policy", "topology-manager-scope"}):
         owned.append((f"k3s_kubelet_args: {name}", f"k3s_{name.replace('-', '_')}"))
     for obj, variable in owned:
-        report(host, Finding(obj, "what has no variable of its own", "one that has", f"use {variable}"))
+        report(host, Finding(obj, "an option without its own variable", "one that has a variable", f"use {variable}"))
     for name, value in typed["node_labels"].items():
         if not _LABEL.fullmatch(str(name)) or (str(value) and not _LABEL.fullmatch(str(value))):
             report(host, Finding("k3s_node_labels", "valid label names and values", f"{name}={value}", _VARIABLE))
@@ -480,7 +480,7 @@ def _networks(node: dict, report) -> None:
                 report(host, _overlap(name, net, f"{other} on {text['netdev']}"))
 
 
-# Interfaces that a pod network creates; their routes are not foreign.
+# Interfaces of a pod network; their routes are not foreign.
 _OWN_INTERFACES = ("cni", "flannel", "kube-", "veth")
 
 
@@ -560,7 +560,7 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
         return
     decided["bundle_version"] = row["version"]
     if typed["version"] and typed["version"] != row["version"]:
-        step = "fill a bundle with it (playbooks/bundle.yml), or leave k3s_version empty to take what the bundle has"
+        step = "fill a bundle with it (playbooks/bundle.yml), or leave k3s_version empty to use the one in the bundle"
         report(host, Finding("k3s_version", typed["version"], f"the bundle {folder} holds {row['version']}", step))
     if row["version"] in BROKEN_VERSIONS:
         seen_text = f"{row['version']}, which does not start with flannel-backend none"
@@ -588,18 +588,18 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
 
 
 def _file(row: dict, dest: str, mode: str, typed: dict) -> dict:
-    """A file for a node, with its address where the node fetches it itself."""
+    """A file for a node, with its address if the node fetches it itself."""
     source = {"url": row["url"]} if typed["downloads_on_nodes"] and "url" in row else {}
     return {"src": row["path"], "dest": dest, "mode": mode, "sha256": row["sha256"], **source}
 
 
 def same_version(installed: str, wanted: str) -> bool:
-    """The program may add a build to what the bundle calls it (v1.35.8 and v1.35.8+double1)."""
+    """The program's version may have a build suffix that the bundle's lacks (v1.35.8 and v1.35.8+double1)."""
     return wanted in (installed, installed.partition("+")[0])
 
 
 def needed(decisions: dict, bundle: dict) -> list[dict]:
-    """Rows of the bundle that a node is about to get from the controller: only those are read and checksummed."""
+    """Rows of the bundle that a node will get from the controller: only those are read and checksummed."""
     items = [item for decided in decisions.values() for item in [*decided["files"], *decided["packages"]]]
     paths = {item["src"] for item in items if "url" not in item}
     rows = [*(bundle.get("files") or []), *(bundle.get("images") or [])]
@@ -612,7 +612,7 @@ _VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?:\+\w*?(\d+))?")
 
 
 def parse(version: str) -> tuple[int, int, int, int]:
-    """(major, minor, patch, build) of v1.35.8+k3s1; ValueError when it is not one."""
+    """(major, minor, patch, build) of v1.35.8+k3s1; ValueError for anything else."""
     matched = _VERSION.fullmatch(version or "")
     if not matched:
         raise ValueError(f"{version!r} is not a version of k3s such as v1.35.8+k3s1")
@@ -620,7 +620,7 @@ def parse(version: str) -> tuple[int, int, int, int]:
 
 
 def _skew(decisions: dict, elsewhere: dict, report) -> None:
-    """What this run installs against the servers that it leaves as they are: no agent may be newer than one of them,
+    """The versions that this run installs against those of the other servers: no agent may be newer than one of them,
     and servers may be one minor apart."""
     for decided in decisions.values():
         new = _parsed(decided.get("bundle_version"))
@@ -677,7 +677,7 @@ def upgrade(decisions: dict) -> list[dict]:
 
 
 def reset(nodes: list[dict], outside: Sequence[dict]) -> list[dict]:
-    """Problems of a reset of these nodes: servers that etcd needs. All servers at once may go."""
+    """Problems of a reset of these nodes: servers that etcd needs. Resetting all servers at once is fine."""
     states = {node["host"]: node["state"] for node in [*nodes, *outside] if node["state"]}
     members = {host: seen["etcd"] for host, seen in states.items() if seen["cluster"] and seen.get("etcd")}
     going = [node["host"] for node in nodes if node["host"] in members]
@@ -688,12 +688,12 @@ def reset(nodes: list[dict], outside: Sequence[dict]) -> list[dict]:
     stays = [host for host in members if host not in going]
     if not going or not (stays or silent or known - set(ids.values())):
         return []
-    # etcd before 3.6 does not say whom it knows: then it is the servers that count.
+    # etcd before 3.6 does not list its members: then the servers count.
     told = views and all(set(seen["active"]) <= set(seen["known"]) for seen in views)
     count = len(known) if told else max(len(known), len(members) + len(silent))
     active = {name for seen in views for name in seen["active"]}
     left = active - {ids[host] for host in going if host in ids}
-    # One of them that does not say which member it is may be any that no server has claimed.
+    # A server that does not say which member it is may be any member that no server has claimed.
     spare = min(len([host for host in going if host not in ids]), len(active - set(ids.values())))
     majority = count // 2 + 1
     if len(left) - spare >= majority:
@@ -704,7 +704,7 @@ def reset(nodes: list[dict], outside: Sequence[dict]) -> list[dict]:
         f"{majority} of {count} members: without a majority the other servers lose the cluster",
         f"{len(left) - spare}{named}",
         "bring the other servers back first, or take this one out of etcd (kubectl delete node NAME) and wait until "
-        "they agree; to remove the cluster, run without --limit: all its servers at once may go",
+        "they agree; to remove the cluster, run without --limit, which resets all servers at once",
         QUORUM,
     )
     return [row for host in going for row in at(host, [finding])]

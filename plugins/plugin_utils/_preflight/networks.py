@@ -1,7 +1,7 @@
-"""Attachments a user asks for, or one a rail, as NetworkAttachmentDefinitions, address pools and node files.
+"""Attachments of the user, or one per rail, as NetworkAttachmentDefinitions, address pools and node files.
 
-Pure. No two nodes ever hand out the same address: host-local keeps its leases on the node, so each node gets a block of
-its own. One NetworkAttachmentDefinition cannot hold a block a node; then its spec is empty and Multus reads the
+Pure. No two nodes ever hand out the same address: host-local keeps its leases on the node, so each node gets its
+own block. One NetworkAttachmentDefinition cannot hold a block per node; then its spec is empty and Multus reads the
 configuration of the same name from a file of the node (confDir, Kubernetes Network Custom Resource Definition De-facto
 Standard, 4.1.1).
 """
@@ -21,14 +21,14 @@ from .._core.addresses import netaddr
 from .._core.addresses import network as as_network
 
 CNI_VERSION = "0.3.1"
-# Begins the name of each file of ours that Multus reads.
+# Prefix of our files that Multus reads.
 OURS = "gpufabric-rdma-"
 RESOURCE_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
-# For people and tools: the class whose claims give the HCA of this network.
+# For people and tools: the class whose claims provide the HCA of this network.
 CLASS_ANNOTATION = f"{dra.DRIVER}/device-class"
 TYPES = ("macvlan", "host-device", "ipoib", "sriov", "ib-sriov")
-OF_VFS = ("sriov", "ib-sriov")  # they take a VF that a device plugin has handed out
-# The component that installs a type or an IPAM, if it is not one of the reference plugins.
+OF_VFS = ("sriov", "ib-sriov")  # they use a VF from a device plugin
+# The component that installs a type or an IPAM that is not one of the reference plugins.
 COMPONENT_OF = {
     "ipoib": "ipoib-cni",
     "sriov": "sriov-cni",
@@ -36,7 +36,7 @@ COMPONENT_OF = {
     "whereabouts": "whereabouts",
     "nv-ipam": "nv-ipam",
 }
-# Options by the types that know them; the others are refused rather than dropped.
+# Options and the types that support them; other combinations are refused, not dropped.
 _ALLOWED = {
     "master": ("macvlan", "host-device", "ipoib"),
     "rail": ("macvlan", "host-device", "ipoib"),
@@ -67,7 +67,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dict], list[Finding], list[str]]:
-    """One attachment a rail: (attachments, problems, notes). resources: device_plugin_resources of the play.
+    """One attachment per rail: (attachments, problems, notes). resources: device_plugin_resources of the play.
 
     A rail that every node serves over DRA has a class instead of a resource: rail0 is the network of class rail-0.
     """
@@ -75,7 +75,7 @@ def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tupl
     indices = sorted({rail["index"] for node in nodes for rail in node["rails"]})
     if not indices:
         seen = f"none on {core_text.names([node['host'] for node in nodes]) or 'any node'}"
-        step = "see what discovery says about their HCAs (playbooks/discover.yml), or name them in discovery_rails"
+        step = "see what discovery says about their HCAs (playbooks/discover.yml), or list them in discovery_rails"
         return [], [Finding("networks_rails", "nodes with rails", seen, step, "networks:rails")], []
     supernet, prefix = variables["networks_rails_supernet"], variables["networks_rails_prefix"]
     subnets, refused = rail_subnets(supernet, prefix, indices)
@@ -125,9 +125,9 @@ def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[Findin
     for index in indices:
         if prefix < network.prefixlen or index >= 2 ** (prefix - network.prefixlen):
             there = 0 if prefix < network.prefixlen else 2 ** (prefix - network.prefixlen)
-            step = "take a larger networks_rails_supernet or a longer networks_rails_prefix"
+            step = "use a larger networks_rails_supernet or a longer networks_rails_prefix"
             seen = f"{supernet} holds {core_text.count(there, 'network')} of /{prefix}"
-            findings.append(Finding(f"rail {index}", "a subnet of its own", seen, step, "networks:supernet"))
+            findings.append(Finding(f"rail {index}", "a separate subnet", seen, step, "networks:supernet"))
             break
         first = network.first + index * 2 ** ((32 if network.version == 4 else 128) - prefix)
         found[index] = f"{netaddr.IPAddress(first, network.version)}/{prefix}"
@@ -142,7 +142,7 @@ def _normal(item: dict, variables: dict) -> dict:
 
 
 def check(attachments: list[dict], variables: dict) -> list[Finding]:
-    """What is wrong with the attachments themselves, regardless of the nodes."""
+    """Problems of the attachments themselves, regardless of the nodes."""
     found, seen_names = [], {}
     for item in attachments:
         obj = f"attachment {item['name']}"
@@ -160,7 +160,7 @@ def check(attachments: list[dict], variables: dict) -> list[Finding]:
         for name in filter(None, component):
             if name not in variables["networks_components"] and not variables["networks_components_external"]:
                 wanted = f"{name}, which this attachment needs on every node"
-                step = f"add {name} to networks_components; where something else installs it, set "
+                step = f"add {name} to networks_components; if something else installs it, set "
                 step += "networks_components_external: true"
                 seen = f"networks_components: {core_text.listing(variables['networks_components']) or 'empty'}"
                 found.append(Finding(obj, wanted, seen, step, f"networks:component:{name}"))
@@ -173,7 +173,7 @@ def _options(obj: str, item: dict, kind: str, table: dict, what: str) -> list[Fi
             obj,
             f"no {option} with {what} {kind}: it is for {', '.join(kinds)}",
             f"{option}: {item[option]!r}",
-            _INSTEAD.get(option, f"leave it out, or take another {what}"),
+            _INSTEAD.get(option, f"leave it out, or use another {what}"),
             f"networks:option:{option}",
         )
         for option, kinds in table.items()
@@ -186,10 +186,10 @@ def _required(obj: str, item: dict) -> list[Finding]:
     places = [key for key in ("master", "rail", "pci") if item.get(key) is not None]
     kind, ipam = item["type"], item["ipam"]
     if kind in ("macvlan", "ipoib") and len(places) != 1:
-        step = "name the interface (master) or the rail whose interface it is (rail)"
+        step = "set the interface (master) or the rail whose interface it is (rail)"
         found.append(Finding(obj, "one of master and rail", ", ".join(places) or "neither", step, "networks:master"))
     if kind == "host-device" and len(places) != 1 and not item.get("resource_name"):
-        step = "give one of them; without any, resource_name has to hand out PCI addresses"
+        step = "set one of them; without any, resource_name has to hand out PCI addresses"
         found.append(
             Finding(obj, "one of master, rail and pci", ", ".join(places) or "none of them", step, "networks:master")
         )
@@ -261,7 +261,7 @@ def _ipam(item: dict, ranges=None, taken=()) -> dict:
     made = {"type": "whereabouts", "range": item["subnet"], **bounds, **gateway}
     outside = [str(netaddr.IPNetwork(value)) for value in [*(item.get("exclude") or []), *taken]]
     if outside:
-        # whereabouts takes networks, so a single address is one of full length.
+        # whereabouts takes networks, so a single address gets the full prefix length.
         made["exclude"] = outside
     return made
 
@@ -295,7 +295,7 @@ def config(item: dict, master, ranges=None, taken=()) -> dict:
 
 
 def wanted(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dict], list[Finding], list[str]]:
-    """The user's attachments and those of the rails, with all that defaults give: (attachments, problems, notes)."""
+    """The user's attachments and those of the rails, with defaults filled in: (attachments, problems, notes)."""
     attachments = [_normal(item, variables) for item in variables["networks_attachments"]]
     findings: list[Finding] = []
     notes: list[str] = []
@@ -316,9 +316,9 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
     """Everything the role renders.
 
     variables: the networks_* of the play. nodes, in the order that numbers their address blocks: host, number, rails
-    (index, netdev, link_layer), netdevs {name: {addresses}}. hosts: the names of all nodes; where some of them are not
-    among nodes (not in this run, or failed in it), `complete` is false, and objects made from those that are would be
-    wrong for the others. Returns attachments, networks (what the linter reads), objects, files {host: {network name:
+    (index, netdev, link_layer), netdevs {name: {addresses}}. hosts: the names of all nodes; if some of them are not
+    among nodes (not in this run, or failed in it), `complete` is false, and objects made from the rest would be wrong
+    for them. Returns attachments, networks (what the linter reads), objects, files {host: {network name:
     text}}, problems and notes.
     """
     away = [host for host in hosts if host not in {node["host"] for node in nodes}]
@@ -328,7 +328,7 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
     of_rails = [item for item in attachments if item["name"] == f"rail{item.get('rail')}"]
     if variables["networks_in_claims"] and nodes and not of_rails:
         step = "set networks_rails: true, or networks_in_claims: false"
-        wish = "attachments rail0 and so on, which claims bring"
+        wish = "attachments rail0 and so on, which come with claims"
         findings.append(Finding("variable networks_in_claims", wish, "none", step, "networks:claims"))
     notes += _one_subnet(attachments)
     made = {
@@ -343,7 +343,7 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
     if away:
         made["notes"].append(
             f"this run sees {len(nodes)} of {total} nodes, without {core_text.names(away)}: it updates files of the "
-            "nodes and leaves objects of the cluster as they are; run again with all of them to update the objects"
+            "nodes but no objects of the cluster; run again with all nodes to update the objects"
         )
     if findings:
         return made
@@ -354,7 +354,7 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
 
 
 def _one_subnet(attachments: list[dict]) -> list[str]:
-    """Attachments of several NICs in one subnet: a pod that has both sends through one of them."""
+    """Attachments of several NICs in one subnet: a pod with both sends through one of them."""
     placed = [
         (item, subnet, item.get("rail", item.get("master")))
         for item in attachments
@@ -369,8 +369,8 @@ def _one_subnet(attachments: list[dict]) -> list[str]:
 
 
 def checked(variables: dict, nodes: list[dict], hosts: Sequence[str], resources, cidrs: tuple) -> dict:
-    """The plan, with sriov_config and everything that is wrong with its networks on these nodes. cidrs: (networks of
-    pods, networks of services).
+    """The plan, with sriov_config and all problems of its networks on these nodes. cidrs: (networks of pods,
+    networks of services).
     """
     made = plan(variables, nodes, hosts, resources)
     made["sriov_config"], refused = sriov_config(variables["networks_sriov_resources"], nodes)
@@ -388,7 +388,7 @@ def checked(variables: dict, nodes: list[dict], hosts: Sequence[str], resources,
 
 
 def node_files(wanted: dict[str, str], there: dict[str, str], directory: str) -> tuple[dict, list[Finding]]:
-    """({files: [{path, content}], absent: [path]} of one node, networks that a file of others has too).
+    """({files: [{path, content}], absent: [path]} of one node, networks that a foreign file has too).
 
     wanted: {network name: text}; there: {file name: text} of what Multus reads in the directory. JSON has no comments,
     so a prefix of the file name marks ours.
@@ -404,7 +404,7 @@ def node_files(wanted: dict[str, str], there: dict[str, str], directory: str) ->
         for name in sorted(wanted)
         if name in others
     ]
-    # Multus reads a chain by the end of its file's name.
+    # Multus recognizes a chain by the end of its file's name.
     names = {
         f"{OURS}{name}.conf{'list' if 'plugins' in json.loads(text) else ''}": text
         for name, text in sorted(wanted.items())
@@ -415,7 +415,7 @@ def node_files(wanted: dict[str, str], there: dict[str, str], directory: str) ->
 
 
 def _namespaces(attachments: list[dict]) -> list[dict]:
-    """Namespaces that a new cluster does not have; never deleted with the attachment."""
+    """Namespaces that a new cluster lacks; never deleted with the attachment."""
     names = dict.fromkeys(name for item in attachments for name in item["namespaces"])
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -425,14 +425,14 @@ def _namespaces(attachments: list[dict]) -> list[dict]:
 
 
 def shared_resources(given, nodes: list[dict]) -> list[str]:
-    """Resources of the shared device plugin: those of the user's configList, else one a rail."""
+    """Resources of the shared device plugin: those of the user's configList, else one per rail."""
     if nad_lint.dicts(given):
         return [plugin_config.full_name(item) for item in nad_lint.dicts(given)]
     return sorted({pods.own_resource(rail["index"]) for node in nodes for rail in node["rails"]})
 
 
 def rail_resource(index: int, given, nodes: list[dict]):
-    """The resource for a rail; None if a user's list has several items, none with the rail's interface."""
+    """The resource for a rail; None if a user's list has several items, but none with the rail's interface."""
     items = nad_lint.dicts(given)
     if not items:
         return pods.own_resource(index)
@@ -462,7 +462,7 @@ def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[F
         )
         if not addresses:
             seen = f"rails {core_text.listing(map(str, wanted)) or 'none'} without a PCI function"
-            step = "name rails of cards (software HCAs have no VFs)"
+            step = "set rails of cards (software HCAs have no VFs)"
             findings.append(Finding(obj, "physical functions", seen, step, "networks:sriov"))
             continue
         key = "rootDevices" if item.get("functions", "vfs") == "vfs" else "pciAddresses"
@@ -477,7 +477,7 @@ def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[F
 
 
 def _default_ipam(variables: dict, item: dict) -> str:
-    """nv-ipam where it is installed (blocks a node), else whereabouts, else host-local with a block a node."""
+    """nv-ipam if it is installed (a block per node), else whereabouts, else host-local with a block per node."""
     if not item.get("subnet"):
         return "nv-ipam" if item.get("pool") else "static" if item.get("addresses") else "none"
     for kind in ("nv-ipam", "whereabouts"):
@@ -487,7 +487,7 @@ def _default_ipam(variables: dict, item: dict) -> str:
 
 
 def masters(item: dict, nodes: list[dict]) -> dict:
-    """{host: name of the interface, or None where the node has no such rail}."""
+    """{host: name of the interface, or None if the node has no such rail}."""
     if item.get("rail") is None:
         return {node["host"]: item.get("master") for node in nodes}
     return {
@@ -519,7 +519,7 @@ def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: di
         ranges = {node["host"]: node_ranges(item, size, node["number"], taken) for node in serving if split}
     note = _takes_away(item, by_host, resources, nodes)
     made["notes"] += [note] if note else []
-    # A claim brings the network of a rail by the node's file.
+    # A claim gets the network of a rail from the node's file.
     claimed = variables["networks_in_claims"] and item.get("rail") is not None
     per_node = len(names) > 1 or (split and total > 1) or claimed
     if split and not serving:
@@ -551,15 +551,13 @@ def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: di
     if item["ipam"] == "nv-ipam" and item.get("subnet"):
         made["objects"].append(_pool(item, size, taken))
     if item["ipam"] == "whereabouts":
-        made["notes"].append(
-            f"{obj}: NVIDIA's Network Operator deprecated whereabouts in 25.4; nv-ipam takes its place"
-        )
+        made["notes"].append(f"{obj}: NVIDIA's Network Operator deprecated whereabouts in 25.4; nv-ipam replaces it")
     if item["ipam"] == "static" and item.get("addresses"):
         made["notes"].append(f"{obj}: every pod that attaches gets {', '.join(item['addresses'])}: one pod at a time")
 
 
 def _taken(item: dict, serving: list[dict], by_host: dict) -> list[str]:
-    """Addresses of the subnet that hosts hold on the interfaces below the attachment."""
+    """Addresses of the subnet that hosts have on the interfaces below the attachment."""
     if not item.get("subnet"):
         return []
     network = netaddr.IPNetwork(item["subnet"])
@@ -572,7 +570,7 @@ def _taken(item: dict, serving: list[dict], by_host: dict) -> list[str]:
 
 
 def _unfit(item: dict, pool: address_pool.Pool, serving: list[dict], total: int) -> list[Finding]:
-    """What keeps pods of some node from an address; nv-ipam and whereabouts number the nodes as they come."""
+    """What keeps pods of a node from an address; nv-ipam and whereabouts number nodes in order of arrival."""
     own = item["ipam"] == "host-local"
     numbers = {node["host"]: node["number"] if own else number for number, node in enumerate(serving)}
     if not own and total > len(serving):
@@ -581,7 +579,7 @@ def _unfit(item: dict, pool: address_pool.Pool, serving: list[dict], total: int)
 
 
 def _takes_away(item: dict, by_host: dict, resources, nodes: list[dict]) -> str | None:
-    """What host-device does to a shared resource that is selected by the interface's name."""
+    """The effect of host-device on a shared resource that is selected by the interface's name."""
     if item["type"] != "host-device":
         return None
     named = {name for name in by_host.values() if name}
@@ -596,7 +594,7 @@ def _takes_away(item: dict, by_host: dict, resources, nodes: list[dict]) -> str 
     return (
         f"attachment {item['name']}: host-device moves {core_text.listing(sorted(named))} into the first pod that "
         f"attaches; {core_text.listing(sorted(selected))} selects its HCA by that name and offers nothing from then "
-        "on: select it by extraSelectors.pciAddresses in device_plugin_resources, or take macvlan"
+        "on: select it by extraSelectors.pciAddresses in device_plugin_resources, or use macvlan"
     )
 
 

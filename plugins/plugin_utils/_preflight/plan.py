@@ -1,7 +1,7 @@
-"""The one plan of a run: what was read of all nodes and their typed variables in; findings and decisions out.
+"""The one plan of a run: readings of all nodes and their typed variables in; findings and decisions out.
 
-Each role's planner is a pure function; here they get what they ask for, in the order of the roles, and everything that
-is wrong with any node comes together. A node comes as the action `plan` returns it when it reads: {host, address,
+Each role's planner is a pure function. Here each gets its input, in the order of the roles, and all nodes' problems are
+collected. A node has the form in which the action `plan` returns it when it reads: {host, address,
 variables (typed), problems (of these), ansible_facts.rdma, hostname, k3s, networks, firewall, runtime}, or with `lost`
 or `failure`, which say why it was not read.
 """
@@ -24,23 +24,23 @@ from .._core.rails import dra_rails, network_rails
 from . import bundle as needs
 from . import dra, fabric_plan, firewall, host, k3s, networks, rail_map, roles, variables
 
-# The host layer as a whole: every variable of every role, the HCAs, and what its roles would change.
+# The whole host layer: every variable of every role, the HCAs, and what its roles would change.
 HOST_LAYER = "discovery"
 CONTROLLER = "the controller"
 
 
 class Run(NamedTuple):
-    """What is true of the run and not of one node.
+    """The state of the run, not of one node.
 
-    hosts: of the play. nodes: all of the inventory's, whichever this run has. servers: {host: (ansible_host,
+    hosts: of the play. nodes: all of the inventory, in this run or not. servers: {host: (ansible_host,
     k3s_node_ip)}, also of those outside of this run. outside: those, as they were read. registered: {name of a Node of
     the cluster: system UUID of its machine}. bundle: of the first node. lock: of the collection. daemonset: the
     manifest of the device plugin, which `kubectl apply -k` uses too. answers: {host: (what fabric_tests listened
-    on, what it was told)}. offered: what cluster_info read of DRA. partial: nodes that could not be read, or whose
-    variables are invalid, are left out instead of stopping the run. lacking: {tool: collection that the controller
-    does not have}.
-    fetch: what the controller's cache, which is the bundle then, lacks: {files, wheels, described: bundle.yml once it
-    is filled, …}; what is in those files cannot be compared yet. downloads: rows of the lock that nodes fetch
+    on, what it was told)}. offered: what cluster_info read about DRA. partial: nodes that could not be read, or whose
+    variables are invalid, are left out instead of stopping the run. lacking: {tool: collection missing on the
+    controller}.
+    fetch: what the controller's cache, used as the bundle, lacks: {files, wheels, described: bundle.yml once it is
+    filled, …}; the content of those files cannot be compared yet. downloads: rows of the lock that nodes fetch
     themselves, see _bundle.folder.
     """
 
@@ -65,7 +65,7 @@ class Run(NamedTuple):
 
 
 def plan(nodes: list[dict], run: Run) -> dict:
-    """_plan(); where an answer makes that impossible, the node that gave it counts as one that was not read."""
+    """_plan(); a node whose answer makes that impossible counts as one that was not read."""
     try:
         return _plan(nodes, run)
     except Exception:
@@ -85,14 +85,14 @@ def plan(nodes: list[dict], run: Run) -> dict:
 def _unplannable(node: dict, run: Run) -> str:
     try:
         _plan([node], run)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is this node's
-        return f"it cannot be planned with what the node answers: {type(error).__name__}: {str(error)[:200]}"
+    except Exception as error:  # noqa: BLE001 - any error is this node's
+        return f"the node's answer cannot be planned with: {type(error).__name__}: {str(error)[:200]}"
     return ""
 
 
 def _plan(nodes: list[dict], run: Run) -> dict:
-    """{roles, hosts: {host: decisions}, findings: [of all, each with host and role], notes}, and what roles decide for
-    all hosts at once. The roles of the host layer decide `settled`: whether none of them has anything to do.
+    """{roles, hosts: {host: decisions}, findings: [of all, each with host and role], notes}, and the decisions of roles
+    for all hosts. The host layer decides `settled`: whether none of its roles has anything to do.
     """
     _described.cache_clear()
     findings: list[dict] = []
@@ -124,8 +124,8 @@ def _plan(nodes: list[dict], run: Run) -> dict:
 
 
 def merged(earlier: dict, later: dict, same: bool = False) -> dict:
-    """What an earlier plan of this run decided, and what roles have decided since. same: both were made from one
-    reading, so what the other roles found holds.
+    """The decisions of an earlier plan of this run, and those of roles since. same: both come from one reading, so the
+    findings of the other roles hold.
     """
     hosts = {name: {**earlier["hosts"].get(name, {}), **decided} for name, decided in later["hosts"].items()}
     kept = [item for item in earlier["findings"] if same and item["role"] not in later["roles"]]
@@ -134,7 +134,7 @@ def merged(earlier: dict, later: dict, same: bool = False) -> dict:
 
 
 def with_findings(made: dict, findings: list[dict]) -> dict:
-    """The plan with these findings, each once, for the whole run and for the hosts that fail by them."""
+    """The plan with these findings, each once, for the whole run and for the hosts that fail because of them."""
     unique: dict[tuple, dict] = {}
     for item in findings:
         unique.setdefault(tuple(item[key] for key in ("host", *Finding._fields)), item)
@@ -142,7 +142,7 @@ def with_findings(made: dict, findings: list[dict]) -> dict:
     of_host: dict[str, list[dict]] = {name: [] for name in names}
     for item in listed:
         about = item["host"].split(", ")
-        # What is not about hosts of this run is about the controller, and stops all of them.
+        # A finding about no host of this run is about the controller, and stops all hosts.
         for name in about if names >= set(about) else names:
             of_host[name].append(item)
     hosts = {name: {**decided, "findings": of_host[name]} for name, decided in made["hosts"].items()}
@@ -167,7 +167,7 @@ def _facts(node: dict) -> dict | None:
 
 
 def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
-    """What concerns this node only, which includes all of the host layer."""
+    """The decisions about this node only, which include the whole host layer."""
     typed, facts = node["variables"], _facts(node)
     if facts is not None and "firmware" in node:
         facts = {**facts, "firmware": node["firmware"]}
@@ -228,7 +228,7 @@ def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
     bundle, where = bundle_folder.with_downloads(bundle, run.downloads), run.bundle or ""
     outside = [_k3s_node(node, run) for node in run.outside]
     decided = k3s.decide(given, bundle, where, run.upgrade, run.now, run.groups["all"], outside)
-    # A comparison changes nothing: it leaves out what could not be read.
+    # A comparison changes nothing, so it leaves out nodes that could not be read.
     found = [row for row in decided["findings"] if not (run.partial and row["id"] == k3s.SILENT)]
     rows = wrong + found + _machines(nodes, run)
     for node in nodes:
@@ -281,7 +281,7 @@ def _cni_plugins(nodes: list[dict], run: Run, made: dict) -> None:
     """The programs of the bundle are the same for all nodes of an architecture."""
     _rules("cni_plugins", nodes, run, made)
     chosen: dict[tuple, tuple] = {}
-    sound = not made["findings"]  # a bundle that k3s has refused is refused once
+    sound = not made["findings"]  # a bundle that k3s refused is refused only once
     for node in nodes:
         typed, machine = node["variables"], _facts(node)["node"]["architecture"]
         where, names = typed["k3s_bundle_dir"], typed["cni_plugins_names"]
@@ -330,7 +330,7 @@ def _firewall(nodes: list[dict], run: Run, made: dict) -> None:
 
 
 def wheel_dir(typed: dict, fetched: bool = False) -> str:
-    """The folder that the device plugin's libraries come from: the one that is set, else the bundle's, or none.
+    """The folder of the device plugin's libraries: the one that is set, else the bundle's, or none.
 
     fetched: whether they come into the bundle before the node is changed.
     """
@@ -349,7 +349,7 @@ def _names(nodes: list[dict], run: Run, made: dict) -> None:
 
 
 def _machines(nodes: list[dict], run: Run) -> list[dict]:
-    """Who has the name of a Node that another machine registered, as far as a server answers."""
+    """Nodes with the name of a Node that another machine registered, if a server answers."""
     own = {node["host"]: (name_of(node), node.get("system_uuid") or "") for node in nodes}
     return [row for name, finding in k3s.machines(own, run.registered) for row in at(name, [finding])]
 
@@ -373,7 +373,7 @@ def _node_ready(nodes: list[dict], run: Run, made: dict) -> None:
 
 
 def _networks(nodes: list[dict], run: Run, made: dict) -> None:
-    """Planned from rails, which a node gets with its driver: the host layer comes first, then this is planned anew."""
+    """Planned from rails, which a node gets with its driver: after the host layer this is planned again."""
     made["networks"] = None
     if HOST_LAYER in run.roles and not all(_facts(node)["rails"] for node in nodes):
         return
@@ -430,7 +430,7 @@ def _plugin_config(node: dict) -> dict:
     given, api = typed["device_plugin_resources"], typed["device_plugin_api"]
     try:
         entries = config.entries(given, rails, api, typed["device_plugin_dra_rails"])
-    except ValueError:  # the rules have a finding of it
+    except ValueError:  # the rules report it
         return {"config": "", "links_up": False}
     interval = typed["device_plugin_interval_seconds"]
     return {"config": config.document(entries, interval), "links_up": config.sets_links_up(entries)}
@@ -444,7 +444,7 @@ def _plugin_of_cluster(nodes: list[dict], serving: list[dict], run: Run, mine: d
         names = ("image", "node_selector", "use_cdi", "metrics_address", "kubelet_root", "api")
         settings = {name: typed[f"device_plugin_{name}"] for name in names}
         made = plugin_objects.objects(run.daemonset, mine["config"], mine["links_up"], settings)
-    # The service account of a DaemonSet is beside it, those of nodes are where the role node_ready has its own.
+    # The service account of a DaemonSet is in its namespace, those of nodes are in that of the role node_ready.
     of_dra = {
         "in_pods": in_pods,
         "namespace": "kube-system" if in_pods else "gpufabric-rdma",
@@ -455,9 +455,9 @@ def _plugin_of_cluster(nodes: list[dict], serving: list[dict], run: Run, mine: d
 
 
 def first_pod(configured: str, objects: list[dict], image: str) -> dict | None:
-    """A pod that holds the first resource, with the network of its rail, and says what it got; None over DRA only.
+    """A pod that requests the first resource and the network of its rail, and prints what it got; None over DRA only.
 
-    configured: the plugin's config.json. image: one with a shell that each node has.
+    configured: the plugin's config.json. image: one with a shell, present on each node.
     """
     entries = [one for one in json.loads(configured or "{}").get("configList", ()) if one.get("api") != config.DRA]
     if not entries:
@@ -532,7 +532,7 @@ def text(planned: dict, roles_asked: Sequence[str], check_mode: bool) -> str:
 
 
 def _unasked(decided: dict) -> list[str]:
-    """What no probe of a node can ask about its firewall."""
+    """What no probe can find out about a node's firewall."""
     results = (decided.get("firewall") or {}).get("results") or []
     unknown = [row for row in results if row["id"] == "pods"]
     return [f"not verified: {row['wanted']}: {row['seen']}. {row['next_step']}" for row in unknown]

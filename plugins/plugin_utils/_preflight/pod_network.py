@@ -7,7 +7,7 @@ from .._core.addresses import netaddr
 
 # Bytes of encapsulation that a backend adds to each packet.
 OVERHEAD = {"vxlan": 50, "wireguard": 80, "host-gw": 0}
-# UDP ports that the backends listen at, as Flannel documents them where its configuration names none, and their links.
+# UDP ports of the backends, Flannel's documented defaults if its configuration sets none, and their links.
 PORTS = {"vxlan": 8472, "wireguard": 51820, "host-gw": None}
 LINKS = {"vxlan": "flannel.1", "wireguard": "flannel-wg"}
 _VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
@@ -57,11 +57,11 @@ def _network(name: str, text: str, found: list[Finding]):
 
 
 def _clashes(network, facts: dict, wanted: dict) -> list[Finding]:
-    """K10: one pod network everywhere, overlapping nothing else."""
+    """K10: one pod network everywhere, which overlaps nothing else."""
     found: list[Finding] = []
     if network.prefixlen > 24:
         step = "set a larger network: k3s allocates a /24 to each node"
-        found.append(Finding("variable flannel_cidr", "room for a /24 a node", str(network), step))
+        found.append(Finding("variable flannel_cidr", "room for a /24 per node", str(network), step))
     if wanted["cluster_cidr"] and wanted["cluster_cidr"] != wanted["cidr"]:
         step = "set both to the same network; the cluster-cidr of a running cluster cannot be changed"
         found.append(
@@ -88,7 +88,7 @@ def _netdevs(facts: dict) -> list[dict]:
 
 
 def pod_nic(facts: dict, interface: str, node_address: str) -> dict | None:
-    """The HCA's NIC that pod traffic would go over; None if it is not an HCA's, or the facts do not show it."""
+    """The HCA's NIC that pod traffic would use; None if the NIC is not an HCA's, or not in the facts."""
     for netdev in _netdevs(facts):
         addresses = netdev["addresses"] if isinstance(netdev["addresses"], list) else []
         if interface:
@@ -103,7 +103,7 @@ def pod_nic(facts: dict, interface: str, node_address: str) -> dict | None:
 
 
 def fabric(facts: dict, netdev: dict) -> str | None:
-    """Why a NIC of an HCA belongs to the fabric; None for the one that the node is managed through."""
+    """Why a NIC of an HCA belongs to the fabric; None for the node's management NIC."""
     if netdev["default_route"]:
         return None
     rails = [rail["index"] for rail in facts["rails"] if rail["netdev"] == netdev["name"]]
@@ -121,7 +121,7 @@ def _on(netdev: dict, facts: dict, wanted: dict) -> list[Finding]:
                 "pod traffic on the node's own network",
                 f"{why}: pod traffic would share it with RDMA",
                 "set k3s_node_ip (or flannel_interface) to the node's own network, "
-                "or flannel_fabric_allowed: true if it is to go over the fabric",
+                "or flannel_fabric_allowed: true if it should use the fabric",
             )
         )
     room = (netdev["mtu"] or 0) - OVERHEAD[wanted["backend"]]

@@ -1,6 +1,6 @@
-"""Rail maps: nodes of one product have the same, and a node's own does not change unnoticed.
+"""Rail maps: nodes of one product have the same map, and a node's map does not change unnoticed.
 
-Pure. Rails that discovery_rails names are the operator's: they are not compared.
+Pure. Rails from discovery_rails are the operator's choice and are not compared.
 """
 
 import json
@@ -15,14 +15,14 @@ from .host import admitted
 _RESOURCE = re.compile(config.NAME.format(index=r"(\d{1,3})"))
 _NOBODY = ("hca", "none")
 _NETWORK = re.compile(r"gpufabric-rdma-rail(\d{1,3})\.conf")
-# What a node says is shown as part of a variable: nothing but names of interfaces and HCAs, and addresses.
+# A node's answer is shown as part of a variable: only names of interfaces and HCAs, and addresses.
 _NAME = re.compile(r"[\w.:@-]{1,64}", re.ASCII)
 
 
 def of_node(facts: dict, variables: dict) -> dict | None:
-    """What nodes are compared by; None where rails are named, or still to come with the driver.
+    """The basis for comparing nodes; None if rails are named, or will only come with the driver.
 
-    product: what all nodes alike have: the machine and its GPUs with their places; without GPUs, its kinds of cards.
+    product: the same on identical nodes: the machine and its GPUs with their places; without GPUs, its kinds of cards.
     rails: {number: PCI address}. lacks: {number: why it is empty}. hcas: how many. stated: discovery_expected_hcas.
     named: the rails as discovery_rails would name them.
     """
@@ -43,10 +43,10 @@ def of_node(facts: dict, variables: dict) -> dict | None:
 
 
 def differing(maps: dict[str, dict | None]) -> dict[str, Finding]:
-    """{host: how its rails differ from those of its like}.
+    """{host: how its rails differ from those of identical nodes}.
 
-    A node that lacks rails of another is told so; one that has other rails, only where most have the same. A lack that
-    discovery_expected_hcas of the host states is known.
+    A node that lacks a rail of another one is reported; one with different rails only if most nodes agree. A lack that
+    the host's discovery_expected_hcas states is known.
     """
     groups: dict[tuple, dict[str, dict]] = {}
     for host, own in maps.items():
@@ -75,7 +75,7 @@ def _differs(own: dict, wanted: dict, places: list[int], like: list[str], dead: 
         "rails",
         f"those of {count(len(like), 'node')} like it, such as {like[0]}: {_words(wanted, places)}",
         "; ".join([_words(own["rails"], places), *reasons]),
-        f"mend it (discover shows its not_rails); to go on as it is, set for this host {known}",
+        f"repair it (discover shows its not_rails); to accept it, set for this host {known}",
     )
 
 
@@ -84,10 +84,10 @@ def _words(rails: dict, places: list[int]) -> str:
 
 
 def moved(facts: dict, variables: dict, plugin_config: str | None, files: dict[str, str]) -> list[Finding]:
-    """The rail map that the node's device plugin or networks follow, where its interfaces have other numbers now.
+    """The rail map that the node's device plugin or networks use, if its interfaces have different numbers now.
 
-    files: name and text of what Multus reads. A rail whose interface is gone keeps its number, so it is no finding; nor
-    is a rail that has come.
+    files: name and text of what Multus reads. A rail whose interface is gone keeps its number, so it is no finding;
+    neither is a new rail.
     """
     found: list[Finding] = []
     if variables["discovery_rails"]:
@@ -115,7 +115,7 @@ def _moved(facts: dict, who: str, before: dict, now: dict, hcas: int) -> Finding
     absent = f" and discovery_expected_hcas: {hcas}" if {name for _key, name in before.values()} - known else ""
     return Finding(
         "rails",
-        f"those that {who} of this node follows: "
+        f"those that {who} of this node uses: "
         + listing([f"rail {index} {before[index][1]}" for index in sorted(before)]),
         listing([f"rail {index} {now[index][0] or now[index][1] or now[index][2]}" for index in sorted(now)]) or "none",
         f"to keep the old numbers, set for this host discovery_rails: {json.dumps(old)}{absent}; to take the new ones, "
@@ -139,7 +139,7 @@ def _names(hca: dict) -> list[str]:
 
 
 def _of_plugin(text: str | None) -> dict[int, tuple[str, str]]:
-    """{number: (key of discovery_rails, value)} of the resources that this collection made of rails."""
+    """{number: (key of discovery_rails, value)} of the resources that this collection made from rails."""
     found = {}
     for entry in _listed(text, "configList"):
         name = _RESOURCE.fullmatch(str(entry.get("resourceName")))

@@ -1,6 +1,6 @@
-"""Combinations of a role's variables, and of its variables and the host, that cannot work.
+"""Combinations of variables, with each other or with the host, that cannot work.
 
-Pure. Roles whose planner is a module of its own (driver, k3s, networks) are not here.
+Pure. Roles with their own planner module (driver, k3s, networks) are not here.
 """
 
 import re
@@ -13,13 +13,13 @@ from . import pod_network
 
 _NO_SERVER = "nothing, and no host in group k3s_servers"
 _CORRECT = "correct it where it is set (inventory, group_vars or -e)"
-# Plugins that every pod needs, whatever else is listed.
+# Plugins that every pod needs, besides any others.
 _PLUGINS = ("loopback", "bridge", "host-local", "portmap", "flannel")
 
 
 def findings(role: str, values: dict, facts: dict | None, groups: dict, bundle: dict | None = None) -> list[Finding]:
-    """values: the typed variables of all roles. facts: of the host, None where they were not read. groups: of the
-    inventory. bundle: the description of the bundle folder, where there is one.
+    """values: the typed variables of all roles. facts: of the host, None if they were not read. groups: of the
+    inventory. bundle: the description of the bundle folder, if there is one.
     """
     found = _plugin_image(values, bundle) if role == "device_plugin" else []
     return found + (_RULES[role](values, facts, groups) if role in _RULES else [])
@@ -38,13 +38,13 @@ def _cni_plugins(values: dict, _facts: dict | None, _groups: dict) -> list[Findi
 def _device_plugin(values: dict, facts: dict | None, groups: dict) -> list[Finding]:
     found = []
     if values["device_plugin_resources"] == config.RAILS and not (facts or {}).get("rails"):
-        wanted, step = "one rail or more in the node's facts", "list the resources, or name the rails"
+        wanted, step = "one rail or more in the node's facts", "list the resources, or set discovery_rails"
         found.append(Finding("variable device_plugin_resources", wanted, "none", step))
     server = values["device_plugin_server"] or next(iter(groups.get("k3s_servers") or []), "")
     daemonset, dra = values["device_plugin_mode"] == "daemonset", values["device_plugin_api"] != config.PLUGIN
     if (daemonset or dra) and server not in groups["all"]:
         wanted = f"a host of the inventory that reaches the API server{'' if daemonset else ', which DRA needs'}"
-        step = f"name one, or set device_plugin_{'mode: systemd' if daemonset else 'api: device-plugin'}"
+        step = f"set one, or set device_plugin_{'mode: systemd' if daemonset else 'api: device-plugin'}"
         found.append(Finding("variable device_plugin_server", wanted, server or _NO_SERVER, step))
     if values["networks_in_claims"] and (daemonset or not dra):
         wanted = "device_plugin_api: dra or both, and device_plugin_mode: systemd, with networks_in_claims"
@@ -59,7 +59,7 @@ def _device_plugin(values: dict, facts: dict | None, groups: dict) -> list[Findi
 
 
 def _apis(values: dict, facts: dict | None) -> list[Finding]:
-    """Which entries are served over which API; no HCA over both, for each would count its units alone."""
+    """Which entries are served over which API; no HCA over both, because each would count its units separately."""
     api, given, rails = (
         values["device_plugin_api"],
         values["device_plugin_resources"],
@@ -78,7 +78,7 @@ def _apis(values: dict, facts: dict | None) -> list[Finding]:
     try:
         entries = config.entries(given, known and facts["rails"], api, rails)
     except ValueError:
-        return found  # named already
+        return found  # already reported
     for entry in entries if api != config.BOTH else ():
         said = config.api_of(entry, config.BOTH)
         if said != config.PLUGIN and said != api:
@@ -102,7 +102,7 @@ def _apis(values: dict, facts: dict | None) -> list[Finding]:
         for other in of_kind[config.PLUGIN]:
             shared = set(config.matching(entry, facts or {})) & set(config.matching(other, facts or {}))
             if shared:
-                wanted = "each HCA in entries of one kind, for each API counts its units alone"
+                wanted = "each HCA in entries of one kind, because each API counts its units separately"
                 names = core_text.listing(sorted(shared))
                 seen = f"{names} in {config.full_name(other)} and, with api: dra, in {config.full_name(entry)}"
                 found.append(Finding(obj, wanted, seen, "narrow the selectors of one of them"))
@@ -110,7 +110,7 @@ def _apis(values: dict, facts: dict | None) -> list[Finding]:
 
 
 def _plugin_image(values: dict, bundle: dict | None) -> list[Finding]:
-    """An image of localhost can be pulled from nowhere: its nodes have it from the bundle, or not at all."""
+    """An image of localhost cannot be pulled from anywhere: nodes get it from the bundle, or not at all."""
     image, folder = values["device_plugin_image"], values["k3s_bundle_dir"]
     wanted = values["device_plugin_mode"] == "daemonset" and bundle is not None and image.startswith("localhost/")
     images = (bundle or {}).get("images") or []
@@ -120,7 +120,7 @@ def _plugin_image(values: dict, bundle: dict | None) -> list[Finding]:
     place = "FOLDER" if folder == bundle_folder.cache() else folder
     step = f"add it with: ansible-playbook gpufabric.rdma.bundle -e bundle_dir={place} -e bundle_plugin_image=true"
     step += (
-        " and set k3s_bundle_dir to it" * (place != folder) + "; or name an image of a registry in device_plugin_image"
+        " and set k3s_bundle_dir to it" * (place != folder) + "; or set an image of a registry in device_plugin_image"
     )
     return [Finding(f"bundle {folder}", f"image {image}, for device_plugin_mode: daemonset", "no such image", step)]
 
@@ -147,7 +147,7 @@ def _multus(values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:
     theirs, ours = values["cni_plugins_directory"], values["multus_plugin_directory"]
     if theirs != ours:
         wanted = f"{theirs}, where cni_plugins_directory puts the plugins"
-        step = "set both to where the container runtime looks"
+        step = "set both to the path where the container runtime looks"
         found.append(Finding("variable multus_plugin_directory", wanted, ours, step))
     exempt = values["multus_global_namespaces"]
     if exempt and not values["multus_namespace_isolation"]:

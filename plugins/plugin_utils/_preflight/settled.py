@@ -1,4 +1,4 @@
-"""Whether a node takes part in deploying the cluster: asked with the options that the roles' own tasks would have."""
+"""Whether a node takes part in deploying the cluster, asked with the options of the roles' own tasks."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ _IN_PODS = "__device_plugin_in_pods"
 
 
 class Task(NamedTuple):
-    """A task that changes a node: the first of its module in a role's tasks file. when: the condition of that file."""
+    """A task that changes a node: the first one with its module in a role's tasks file. when: the file's condition."""
 
     role: str
     file: str
@@ -38,7 +38,7 @@ TASKS = (
 
 @functools.cache
 def written() -> list[tuple[Task, dict, dict]]:
-    """Each of the tasks as its role has it, and the variables of that role."""
+    """Each task as in its role, and the variables of that role."""
     load = functools.partial(DataLoader().load_from_file, trusted_as_template=True)
     documents = []
     for task in TASKS:
@@ -84,7 +84,7 @@ def _flat(tasks: list) -> Iterator[dict]:
 def reasons(answer: dict, decided: dict, typed: dict, boot_id: str | None) -> dict[str, list[str]]:
     """{role or module: objects that are not as wanted}; empty for a node that is settled.
 
-    answer: `settled` of node_facts, which a node gave: data. decided: the plan for this host. boot_id: None below
+    answer: `settled` of node_facts, from a node, so it is data. decided: the plan for this host. boot_id: None below
     another root.
     """
     left = {name: list(objects) for name, objects in answer["unsettled"].items()}
@@ -92,7 +92,7 @@ def reasons(answer: dict, decided: dict, typed: dict, boot_id: str | None) -> di
     programs = [row["dest"] for row in planned["files"]] + [row["src"] for row in planned["packages"]]
     if programs:
         left["k3s"] = [*left.get("k3s", []), *programs]
-    # The module that makes virtual functions is asked by the role.
+    # The role itself asks the module that creates virtual functions.
     if typed["networks_sriov"] or decided["networks"]["vfs_unit"]:
         left["networks"] = [*left.get("networks", []), "virtual functions"]
     if typed["node_ready_taint"] and boot_id is not None and not _ready(answer["contents"], boot_id):
@@ -101,7 +101,7 @@ def reasons(answer: dict, decided: dict, typed: dict, boot_id: str | None) -> di
 
 
 def _ready(contents: dict, boot_id: str) -> bool:
-    """By what the unit of node_ready has recorded."""
+    """By the record of the unit of node_ready."""
     for text in contents.values():
         try:
             status = json.loads(text or "{}")

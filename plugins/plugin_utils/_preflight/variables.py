@@ -21,7 +21,7 @@ _COMMON = ROLES / "common/meta/argument_specs.yml"
 def documented_roles() -> dict:
     """{role: {variable: option}} from the argument_specs of every role of this collection. Do not modify it.
 
-    What several roles read is in the role common, and counts to the role whose name it has.
+    Options that several roles read are in the role common, and count for the role in their names.
     """
     roles = {}
     for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):

@@ -1,4 +1,4 @@
-"""The results document, which docs/schemas/results-1.json describes: telling one, creating one. Pure."""
+"""The results document (docs/schemas/results-1.json): recognizing one, creating one. Pure."""
 
 from typing import Any, Optional
 
@@ -15,7 +15,7 @@ ANEW = "write the file again with its playbook, from this version of the collect
 
 
 def finding(kind: str, document: Any) -> Optional[Finding]:
-    """Why this is no document of a kind of SCHEMAS, by its own word; None if it is one."""
+    """Why this is not a document of a kind in SCHEMAS, by its own statement; None if it is one."""
     seen = document.get("schema") if isinstance(document, dict) else type(document).__name__
     return None if seen == SCHEMAS[kind] else Finding("schema", SCHEMAS[kind], str(seen), ANEW)
 
@@ -23,8 +23,8 @@ def finding(kind: str, document: Any) -> Optional[Finding]:
 def collect(judged: list[dict], nodes: list[dict], at: str) -> dict:
     """The results document of a verification.
 
-    judged: what _verify.judge says of each host, in the order of the play. nodes: {host, read} of those that were
-    read, read being what node_facts returned. at: ISO 8601, UTC.
+    judged: what _verify.judge says about each host, in the order of the play. nodes: {host, read} of those that were
+    read, with the result of node_facts as read. at: ISO 8601, UTC.
     """
     facts = {node["host"]: ((node["read"].get("ansible_facts") or {}).get("rdma")) for node in nodes}
     return {
@@ -33,7 +33,7 @@ def collect(judged: list[dict], nodes: list[dict], at: str) -> dict:
         "nodes": [
             {
                 "host": node["host"],
-                # A node whose probe failed has facts of an earlier step at most; its checks say why.
+                # A node whose probe failed has at most facts of an earlier step; its checks say why.
                 "facts": _shareable(facts.get(node["host"])) if node["facts"] is not None else None,
                 "checks": node["checks"],
                 "reboot_reasons": node.get("reboot_reasons") or [],
@@ -56,7 +56,7 @@ def _shareable(facts: Any) -> Any:
 
 
 def junit(results: dict) -> str:
-    """JUnit of the checks: a suite a node, a case a check. What is not verified or unused is skipped, never passed."""
+    """JUnit of the checks: a suite per node, a case per check. Unverified and unused ones are skipped, never passed."""
     suites = [
         xml.Suite(node["host"], [_case(node["host"], item) for item in node["checks"] or [_NOTHING]])
         for node in results["nodes"]

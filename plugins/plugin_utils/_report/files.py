@@ -21,7 +21,7 @@ _MADE_BY = {
 
 
 def write(texts: dict, check_mode: bool) -> dict:
-    """Effect: write each file that differs, whole or not at all; in check mode only say which. changed and files."""
+    """Effect: write each file that differs, atomically; in check mode only list them. changed and files."""
     files = []
     for name, text in texts.items():
         path, data = pathlib.Path(os.path.abspath(name)), text.encode()
@@ -41,13 +41,13 @@ def _replace(path: pathlib.Path, data: bytes) -> None:
         core_files.write(os.fspath(path), data)
     except OSError as error:
         raise AnsibleActionFail(
-            f"{path}: wanted to write it on the controller, seen: {error.strerror}; name a folder that you may write to"
+            f"{path}: wanted to write it on the controller, seen: {error.strerror}; use a folder that you may write to"
         ) from error
 
 
 def page_path(file: Optional[str], sources: list[str]) -> pathlib.Path:
-    """The absolute path of the page: the one given, else beside the first inventory that exists, never inside one that
-    is a folder, where Ansible would read it; else in the working directory.
+    """The absolute path of the page: the given one, else next to the first existing inventory (never inside a folder of
+    inventories, where Ansible would read it), else in the working directory.
     """
     if file:
         return pathlib.Path(os.path.abspath(file))
@@ -73,10 +73,10 @@ def now() -> str:
 
 
 def load(kind: str, path: Optional[str]) -> tuple[Any, Optional[Finding]]:
-    """(document, why the file is none)"""
+    """(document, why the file is not one)"""
     wanted = f"the {kind} document that {_MADE_BY[kind]} writes"
     if not path:
-        step = "run ansible-playbook gpufabric.rdma.verify -e verification_results=results.json and name that file"
+        step = "run ansible-playbook gpufabric.rdma.verify -e verification_results=results.json and give that file"
         return None, Finding(f"variable report_{kind}", wanted, "nothing", step)
     try:
         content = json.loads(pathlib.Path(path).read_bytes())
@@ -102,7 +102,7 @@ _Dumper.add_representer(str, _Dumper.text)
 def capture_text(fixture: dict) -> str:
     """YAML of a capture of hca_facts.
 
-    Texts of several lines are blocks and all else is on one line, so that two captures can be compared.
+    Multi-line texts are blocks and everything else is on one line, so that two captures can be compared.
     """
     # The controller tags the values it templates; YAML needs plain ones.
     plain = json.loads(json.dumps(fixture))

@@ -1,4 +1,4 @@
-"""The bandwidth matrix as a heat map that is a table: one row a pair of nodes, one column a rail, figures in the cells.
+"""The bandwidth matrix as a heat map in a table: one row per pair of nodes, one column per rail, figures in the cells.
 
 Pure.
 """
@@ -8,9 +8,9 @@ from typing import Any
 from ...module_utils.hca.text import natural
 from .judge import bandwidth
 
-# Lower bounds of the classes h5 to h1, in percent of the expected value; what is below is h0.
+# Lower bounds of the classes h5 to h1, in percent of the expected value; everything below is h0.
 BOUNDS = (95, 90, 80, 60, 40)
-# A rail that one host alone has.
+# A rail that only one host has.
 NO_PEER = "no peer"
 
 
@@ -47,13 +47,13 @@ def section(matrix: Any, anchors: dict[str, str]) -> dict:
 
 
 def percent(test: dict) -> Any:
-    """Measured, in percent of expected; None where either is not known."""
+    """Measured, in percent of expected; None if either is unknown."""
     measured, expected = test["gbit_per_s"], test["expected_gbit_per_s"]
     return None if measured is None or not expected or expected < 0 else measured / expected * 100
 
 
 def heat(test: dict) -> str:
-    """Class of a cell: h5 (as expected) down to h0, hx where there is nothing to compare."""
+    """Class of a cell: h5 (as expected) down to h0, hx if there is nothing to compare."""
     share = percent(test)
     if share is None:
         return "hx"
@@ -114,7 +114,7 @@ def _cell(tests: list[dict], expected: Any) -> Any:
     return {
         "heat": heat(test),
         "measured": _figure(test["gbit_per_s"]),
-        # Where a rail's tests expect different figures, each shows its own.
+        # If a rail's tests expect different figures, each shows its own.
         "expected": _figure(test["expected_gbit_per_s"]) if expected is None else None,
         "outlier": test["verdict"] == "outlier",
     }

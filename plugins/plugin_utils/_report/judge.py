@@ -1,6 +1,6 @@
 """The page's summary: state of each node, headline, failures grouped by their fix.
 
-Pure. Levels, best first: ok, open (nothing failed, something is not proven or pending), bad.
+Pure. Levels, best first: ok, open (nothing failed, but something is unproven or pending), bad.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def tally(checks: list[dict]) -> dict[str, int]:
 
 
 def _counted(words: tuple, seen: list[str]) -> dict[str, int]:
-    """How often each word was seen; another one is an error."""
+    """How often each word was seen; an unknown word is an error."""
     counts = dict.fromkeys(words, 0)
     for word in seen:
         counts[word] += 1
@@ -46,10 +46,10 @@ def is_active(port: Any) -> bool:
 
 
 def nodes(document: dict) -> list[dict]:
-    """Each node with what the page says of it, worst first, then by name.
+    """Each node with what the page says about it, worst first, then by name.
 
-    {host, anchor, facts, checks, tally, level, notes, drift, slow, rails, active, reboot_reasons}; anchor is an id that
-    holds no text from the node.
+    {host, anchor, facts, checks, tally, level, notes, drift, slow, rails, active, reboot_reasons}; anchor is an id
+    without text from the node.
     """
     drift = {item["host"]: item for item in (document.get("drift") or {}).get("hosts", [])}
     slow = suspects((document.get("matrix") or {}).get("tests", []))
@@ -61,9 +61,9 @@ def nodes(document: dict) -> list[dict]:
 
 
 def suspects(tests: list[dict]) -> dict[str, list[dict]]:
-    """{host: the outliers it is suspected of}: of a slow pair the end with more of them on that rail, both if equal.
+    """{host: the outliers it is suspected of}: of a slow pair the end with more outliers on that rail, both if equal.
 
-    Otherwise one slow port would accuse every peer that it was measured with.
+    Otherwise one slow port would incriminate each of its peers.
     """
     outliers = [test for test in tests if test["verdict"] == "outlier"]
     ends = [(host, test["rail"]) for test in outliers for host in sorted({test["from"], test["to"]})]
@@ -154,11 +154,11 @@ def drift(document: Any) -> tuple[str, str, str]:
 
 
 def failures(judged: list[dict], status: str = "failed") -> list[dict]:
-    """One entry a fix: {title, failure, next_step, hosts, rows: [{hosts, objects, wanted, seen}], follows: [row]}.
+    """One entry per fix: {title, failure, next_step, hosts, rows: [{hosts, objects, wanted, seen}], follows: [row]}.
 
     Checks of all nodes with the same failure (its id in the catalogue, else the id of the check) and the same next step
-    are one entry. A consequence of a failure on the same node is listed under it, and only there. Roots come first,
-    then what affects most nodes.
+    are one entry. Consequences of a failure on the same node are listed only under it. Roots come first, then what
+    affects most nodes.
     """
     chosen = [(node, item) for node in judged for item in node["checks"] if item["status"] == status]
     roots = {
@@ -219,7 +219,7 @@ def _alike(members: list[tuple[dict, dict]]) -> list[dict]:
 
 
 def differences(hosts: list[dict]) -> list[dict]:
-    """Drift grouped like failures: [{hosts, role, object, wanted, seen}], what most hosts have first."""
+    """Drift grouped like failures: [{hosts, role, object, wanted, seen}], the most common first."""
     hosts_of: dict[tuple, list[str]] = {}
     for host in sorted(hosts, key=lambda host: natural(host["host"])):
         for item in host["differences"]:

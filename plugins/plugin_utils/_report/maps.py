@@ -1,4 +1,4 @@
-"""The GPU-NIC map of a node: one tree a NUMA node, from the PCI host bridge down to GPUs and HCAs with their rails.
+"""The GPU-NIC map of a node: one tree per NUMA node, from the PCI host bridge down to GPUs and HCAs with their rails.
 
 Pure. Nested lists; the style sheet draws them.
 """
@@ -23,7 +23,7 @@ _WAYS = {
 
 
 def maps(facts: dict, claims: Sequence[dict] = ()) -> list[dict]:
-    """[{name, tree}], one a NUMA node. A tree is a list of {label, below} and of leaves: {kind, name, model, detail,
+    """[{name, tree}], one per NUMA node. A tree is a list of {label, below} and of leaves: {kind, name, model, detail,
     warn, lines}. claims: on the node's HCAs, as in the results document.
     """
     groups: dict[tuple, list[dict]] = {}
@@ -40,7 +40,7 @@ def _group(leaf: dict) -> tuple:
 
 
 def _name(kind: int, number: int) -> str:
-    names = {_UNNAMED: "NUMA node not named by the firmware", _SOFTWARE: "Software HCAs, on no PCI device"}
+    names = {_UNNAMED: "NUMA node not reported by the firmware", _SOFTWARE: "Software HCAs, on no PCI device"}
     return names.get(kind, f"NUMA node {number}")
 
 
@@ -72,7 +72,7 @@ def _leaves(facts: dict, claims: Sequence[dict]) -> list[dict]:
         )
         for gpu in facts.get("gpus") or []
     ]
-    # Virtual and sub-functions stand in the line of their card, however many they are.
+    # Virtual and sub-functions share the line of their card, however many there are.
     leaves += [_hca(hca, hcas, rails, names, claims) for hca in hcas if hca.get("function") not in VIRTUAL]
     cards = facts.get("cards_without_rdma") or []
     return leaves + [_leaf("none", card, "no RDMA device", warn="no driver took this card") for card in cards]
@@ -126,7 +126,7 @@ def link_speed(function: Optional[dict]) -> Optional[str]:
 
 
 def slow_link(function: Optional[dict]) -> Optional[str]:
-    """The full speed of a PCIe link that runs below it; None if it runs at it, or if unknown."""
+    """The full speed of a PCIe link that runs slower; None if it runs at full speed, or if unknown."""
     link = (function or {}).get("link") or {}
     pairs = [(link.get(key), link.get(f"max_{key}")) for key in ("speed_gts", "width")]
     if any(now and able and now < able for now, able in pairs):
@@ -170,7 +170,7 @@ def _path(leaf: dict) -> list[str]:
 
 
 def _items(branch: dict, depth: int) -> list:
-    """What is on a bridge, in order. Bridges with a single thing below get no label of their own."""
+    """What is on a bridge, in order. Bridges with a single thing below get no label."""
     items: list = []
     for (name, kind), inner in sorted(branch.items(), key=lambda item: natural(item[0][0])):
         last = name

@@ -1,6 +1,6 @@
 """The page: one self-contained HTML file that loads nothing from the network and runs only its own few lines.
 
-Pure: the same document gives the same bytes. What is shown is chosen here, how it is written stands in templates/.
+Pure: the same document gives the same bytes. This module chooses the content, templates/ the form.
 """
 
 import base64
@@ -19,7 +19,7 @@ from . import heat, judge, maps
 from .judge import BAD, OK, OPEN
 
 TEMPLATES = pathlib.Path(__file__).parent / "templates"
-# With more nodes than this, even failed ones start folded: the fixes above list their failures.
+# With more nodes than this, even failed ones start collapsed: the fixes above list their failures.
 _OPEN_AT_MOST = 4
 _WORDS = {OK: "passed", OPEN: "open", BAD: "needs attention"}
 
@@ -52,7 +52,7 @@ def page(document: dict, title: str = "RDMA report") -> str:
 
 
 def _shown(value: Any) -> Any:
-    """What is written for a value: nothing for None; markup that a template has made is clean already."""
+    """The output for a value: nothing for None; markup from a template is already clean."""
     if value is None:
         return ""
     return value if hasattr(value, "__html__") or isinstance(value, jinja2.Undefined) else clean(value)
@@ -62,7 +62,7 @@ def _shown(value: Any) -> Any:
 def environment() -> jinja2.Environment:
     """Escapes each value and replaces characters that mislead; values are data, never templates themselves."""
     jinja = jinja2.Environment(
-        # A line break of a template, with the blanks around it, is no part of the page.
+        # A line break in a template, with the blanks around it, is not part of the page.
         loader=jinja2.FunctionLoader(lambda name: re.sub(r"\s*\n\s*", "", asset(name))),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -137,7 +137,7 @@ def _rail_tile(judged: list[dict]) -> dict:
 
 
 def _cluster_tile(judged: list[dict]) -> list[dict]:
-    """Says why there is nothing about pods."""
+    """Says why the page has nothing about pods."""
     checks = [item for node in judged for item in node["checks"]]
     if not checks or any(item["id"].startswith("cluster:") for item in checks):
         return []
@@ -222,7 +222,7 @@ def _port_name(item: dict) -> str:
 
 
 def _facts(facts: dict) -> tuple:
-    """(name, value) of what a node is; None or nothing where it is not known."""
+    """(name, value) of a node's properties; None or empty if unknown."""
     machine, loaded = facts.get("node") or {}, (facts.get("driver") or {}).get("loaded") or {}
     return (
         ("System", (machine.get("os") or {}).get("pretty_name")),

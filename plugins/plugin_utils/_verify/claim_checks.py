@@ -10,14 +10,14 @@ from .._findings import messages
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 
 NOTHING: dict = {"classes": [], "devices": [], "claims": []}
-# Of the scheduler, for claims.
+# The scheduler's message about claims.
 CANNOT = "cannot allocate all claims"
 _PLUGIN = "see the plugin's log on the node: journalctl -u rdma-device-plugin, or its pod in kube-system"
 _LOOK = "compare the claim's requests with k3s kubectl get resourceslices -o yaml"
 
 
 def offered(host: dict, node: dict) -> list[dict]:
-    """Whether each rail that the node is to serve over DRA is published, with its class, and takes claims."""
+    """Whether each rail that the node should serve over DRA is published, with its class, and takes claims."""
     checks = []
     by_rail = {hca["rail"]: hca for hca in node.get("hcas") or []}
     for rail in host["rails"]:
@@ -44,7 +44,7 @@ def offered(host: dict, node: dict) -> list[dict]:
 
 
 def of_pod(pod: dict, claims: list[dict], cluster: dict) -> list[dict]:
-    """Whether the claim of a running test pod has the HCAs that it asked for. claims: those in its namespace."""
+    """Whether the claim of a running test pod has the requested HCAs. claims: those in its namespace."""
     if not pod.get("requests") or pod["kind"] == "aligned":
         return []
     identity, obj = f"pod:{pod['kind']}:claim", obj_of(pod)
@@ -69,7 +69,7 @@ def of_pod(pod: dict, claims: list[dict], cluster: dict) -> list[dict]:
 
 
 def aligned(pod: dict, state: dict | None, claims: list[dict], cluster: dict) -> dict:
-    """Whether the scheduler has put a GPU and an HCA of one PCIe root into one claim, as the devices themselves say."""
+    """Whether the scheduler put a GPU and an HCA of one PCIe root into one claim, by the devices' own attributes."""
     identity, obj, wanted = "pod:aligned", obj_of(pod), f"a GPU and an HCA with the same {PCIE_ROOT} in one claim"
     claim = _made_for(pod, claims)
     results = {result["request"]: dra.device_of(cluster, result) for result in (claim or {"devices": []})["devices"]}
@@ -103,14 +103,14 @@ def _unallocated(pod: dict, state: dict | None, cluster: dict, unmet: dict) -> d
             f"no HCA at the root of a free GPU: {roots}; HCAs at {core_text.listing(sorted(map(str, ours)))}"
         )
         unmet["next_step"] = (
-            "see the topology of the node (playbooks/discover.yml); where no HCA is at a GPU's root, leave "
+            "see the topology of the node (playbooks/discover.yml); if no HCA is at a GPU's root, leave "
         )
-        unmet["next_step"] += "the constraint out or take resource.kubernetes.io/numaNode"
+        unmet["next_step"] += "the constraint out or use resource.kubernetes.io/numaNode"
     return unmet
 
 
 def not_aligned(host: dict, node: dict, gpu_class: str) -> dict:
-    """Why nothing was tried where HCAs are served over DRA."""
+    """Why nothing was tried although HCAs are served over DRA."""
     why = f"no DRA driver publishes GPUs of {node['name']} with {PCIE_ROOT}"
     step = "install the DRA driver of the GPUs, such as NVIDIA's, and run playbooks/verify.yml again"
     if not gpu_class:
@@ -139,7 +139,7 @@ def of_user(obj: str, claims: dict, state: dict, cluster: dict) -> list[dict]:
             seen = core_text.listing(map(_device, devices))
             wanted = f"GPU and HCA at one {PCIE_ROOT}"
             status = PASSED if good else NOT_VERIFIED if None in roots else FAILED
-            # Several pairs in one claim have a root each.
+            # Each of several pairs in one claim has its own root.
             if len(devices) == 2 or good:
                 checks.append(check(f"pod:aligned:{name}", obj, status, wanted, seen, step))
     return checks
@@ -160,7 +160,7 @@ def obj_of(pod: dict) -> str:
 
 
 def served(host: dict) -> list[str]:
-    """The resources of rails that the device plugin serves; those over DRA have none."""
+    """The resources of rails that the device plugin serves; rails over DRA have none."""
     return [
         pods.own_resource(rail["index"]) for rail in host["rails"] if rail["index"] not in host.get("dra_rails", ())
     ]

@@ -1,4 +1,4 @@
-"""A cluster as its test pods are planned from and judged by. Pure."""
+"""A cluster, as input for planning and judging its test pods. Pure."""
 
 from typing import NamedTuple
 
@@ -7,12 +7,12 @@ from .._preflight import fabric_plan
 
 
 class Cluster(NamedTuple):
-    hosts: list[dict]  # as host_of has them
+    hosts: list[dict]  # as from host_of
     read: dict  # what cluster_info returned
     namespace: str = "gpufabric-verification"
     image: str | None = None  # None: the nodes' own tools
     gpu_class: str | None = None
-    pod_name: str | None = None  # of a user's pod, in place of test pods
+    pod_name: str | None = None  # of a user's pod, instead of test pods
     service_cidrs: list[str] = []
     pods_per_node: int | None = None
     masters: list[str] = []  # interfaces of default routes that pods may share
@@ -25,7 +25,7 @@ class Cluster(NamedTuple):
 
 
 def of_play(hosts: list[dict], read: dict, variables: dict) -> Cluster:
-    """Before any pod runs. variables: typed, of the node that asks."""
+    """Before any pod runs. variables: typed, of the node that runs the task."""
     return Cluster(
         hosts,
         read,
@@ -41,9 +41,9 @@ def of_play(hosts: list[dict], read: dict, variables: dict) -> Cluster:
 
 
 def host_of(node: dict, cni: dict | None = None) -> dict:
-    """What pods are planned from on a node. cni: what cni_lint returned, where it ran.
+    """Input for planning pods on a node. cni: what cni_lint returned, if it ran.
 
-    node: host, variables, read with networks (as node_facts has them), and the RDMA facts in either.
+    node: host, variables, read with networks (as from node_facts), and the RDMA facts in either.
     """
     variables, networks = node["variables"], node["read"]["networks"]
     facts = node["facts"] if "facts" in node else node["read"]["ansible_facts"]["rdma"]

@@ -15,7 +15,7 @@ from .._preflight import pod_network
 # The Pod Security level that a namespace needs for pods that use the node's devices.
 _LEVEL = "privileged"
 _READY = ("ready", "ignore")
-# Flavors of a driver that a container must not load a second time.
+# Driver flavors that a container must not load a second time.
 _HOST_DRIVERS = ("doca", "mlnx_ofed")
 # The link that Flannel makes for VXLAN.
 _VXLAN_LINK = "flannel.1"
@@ -122,7 +122,7 @@ def _configs(cluster: dict) -> tuple[list[tuple[str, list]], list[dict]]:
 
 
 def _selected(configs: list, host: dict, node: dict) -> list[dict]:
-    """Rails that no entry selects. Only ifNames is judged: other selectors may match anything."""
+    """Rails that no entry selects. Only ifNames is checked: other selectors may match anything."""
     rails = {rail["netdev"]: rail for rail in host["rails"] if rail["netdev"]}
     lists = [_names(entry) for _title_of, entries in configs for entry in entries]
     if not rails or not lists or None in lists:
@@ -130,7 +130,7 @@ def _selected(configs: list, host: dict, node: dict) -> list[dict]:
     names = {name for selected in lists for name in selected}
     missed = sorted(set(rails) - names)
     obj = f"{core_text.listing(title for title, _entries in configs)} for {node['name']}"
-    step = "correct ifNames to what ip -br link shows, or let device_plugin_resources: rails take it from the facts"
+    step = "correct ifNames to what ip -br link shows, or set device_plugin_resources: rails, which uses the facts"
     seen = f"ifNames {core_text.listing(sorted(names))}"
     if len(missed) == len(rails):
         seen += f"; interfaces of the rails: {core_text.listing(sorted(rails))}"
@@ -142,7 +142,7 @@ def _selected(configs: list, host: dict, node: dict) -> list[dict]:
 
 
 def _names(entry: dict):
-    """ifNames of an entry, None where it selects by something else."""
+    """ifNames of an entry, None if it selects by something else."""
     return None if config.keys(entry).get("extraselectors") else config.interfaces(entry) or None
 
 
@@ -226,7 +226,7 @@ def _within(cidr: str, network) -> bool:
 
 
 def user_pod(item: dict, answer: dict, networks: list[dict], selections: list) -> list[dict]:
-    """Faults of a user's pod that its manifest and its interfaces show. item: as cluster_info has it.
+    """Faults of a user's pod that its manifest and its interfaces show. item: as from cluster_info.
 
     answer: the pod's parsed answer. selections: (namespace, network, interface) of its annotation.
     """
@@ -253,7 +253,7 @@ def _has_ipam(network: dict) -> bool:
 
 
 def clashes(pods: list[dict], answers: dict):
-    """(host, check) for each address that pods of different nodes hold in one network; a node tracks its own."""
+    """(host, check) for each address that pods of different nodes share in one network; a node tracks its own."""
     holders: dict[tuple, list[dict]] = {}
     for pod in pods:
         answer = answers.get(pod["name"])
@@ -263,7 +263,7 @@ def clashes(pods: list[dict], answers: dict):
     for (network, address), held in sorted(holders.items(), key=lambda holder: holder[0]):
         if len({pod["node"] for pod in held}) > 1:
             seen = " and ".join(f"pod {pod['kind']} on {pod['node']}" for pod in held)
-            step = "give each node a block of its own: nv-ipam, or networks_attachments"
+            step = "give each node its own block: nv-ipam, or networks_attachments"
             obj = f"address {address} of network {network}"
             for host in dict.fromkeys(pod["host"] for pod in held):
                 yield host, check("pod:address-clash", obj, FAILED, "one holder", seen, step)

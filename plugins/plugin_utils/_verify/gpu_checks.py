@@ -14,9 +14,9 @@ _OURS = "not ours: this collection installs no GPU layer"
 
 
 def gpu_checks(host: str, facts: dict, cluster: dict | None, node: dict | None) -> list[dict]:
-    """Checks of a node with NVIDIA GPUs, none for others. cluster: what cluster_info read, None without an answer.
+    """Checks of a node with NVIDIA GPUs, none for others. cluster: what cluster_info read, None if it got no answer.
 
-    node: where its interfaces are, as kube_pods.find_node takes it; None if they were not read.
+    node: its interfaces, in the form of kube_pods.find_node; None if they were not read.
     """
     gpus = [gpu for gpu in facts.get("gpus") or [] if gpu["vendor"] == pci.NVIDIA]
     if not gpus:
@@ -59,9 +59,9 @@ def initiated(host: str, facts: dict, ways: list[str]):
     for way in ways if state else ():
         works = state["ways"][way]["works"]
         status = {True: PASSED, False: FAILED, None: NOT_VERIFIED}[works]
-        obj, wanted = f"GPU-initiated RDMA by {way} on {host}", "all that it needs of the node"
+        obj, wanted = f"GPU-initiated RDMA by {way} on {host}", "all that it needs on the node"
         seen, step = (
-            ("it is there", "") if works else (gpu_initiated.seen(state, way), gpu_initiated.next_step(state, way))
+            ("all of it", "") if works else (gpu_initiated.seen(state, way), gpu_initiated.next_step(state, way))
         )
         yield check(f"gpu_initiated:{way}", obj, status, wanted, seen, step)
 

@@ -25,7 +25,7 @@ _PACKAGES = {
 }
 # Character devices by the module that creates them.
 _NEEDS_UMAD, _NEEDS_CM = "ib_umad", "rdma_ucm"
-# Modes that the kernel gives its devices: verbs and connections for everybody, management of the fabric for root.
+# The kernel's modes for its devices: verbs and connections for everybody, fabric management only for root.
 _EVERYBODY, _ROOT = "0666", "0600"
 
 
@@ -35,7 +35,7 @@ _EVERYBODY, _ROOT = "0666", "0600"
 def host_checks(
     facts: dict, variables: dict, probe: dict, check_mode: bool = False, loaded: Collection[str] = ()
 ) -> list[dict]:
-    """All checks that one node's facts and probe can answer. loaded: modules that came with the tests of the fabric."""
+    """All checks that one node's facts and probe can answer. loaded: modules that the fabric tests loaded."""
     plans = preflight_host.plans(facts, variables)
     offline = kernel_out_of_reach(facts, variables["discovery_root"])
     checks = {
@@ -91,14 +91,14 @@ def _modules(facts: dict, plan, variables: dict, offline) -> list[dict]:
 
 
 def _loaded(facts: dict, variables: dict, reading: Collection[str], testing: Collection[str]) -> list[dict]:
-    """Modules that this run has loaded itself: whoever looks now finds them, and after a boot does not. Where one was
-    loaded before the facts were read, its own check has passed for that reason alone.
+    """Modules that this run loaded itself: they are there now, but not after a boot. If one was loaded before the facts
+    were read, its own check has passed only for that reason.
     """
     checks = []
     for name in sorted({*reading, *testing}):
         obj, wanted = f"module {name}, loaded by verify", "loaded before verify ran, or not needed"
         by = "reading the node" if name in reading else "a tool of the fabric tests opened a device, which"
-        seen = f"not loaded before: {by} loaded it, and after a boot it is gone"
+        seen = f"not loaded before: {by} loaded it, so it is gone after a boot"
         required = name in variables["kernel_modules_required"]
         passed = required and name in reading and (facts["modules"].get(name) or {}).get("loaded")
         checks.append(check(f"loaded:{name}", obj, FAILED if passed else UNUSED, wanted, seen, _SITE))
@@ -106,8 +106,8 @@ def _loaded(facts: dict, variables: dict, reading: Collection[str], testing: Col
 
 
 def _devices(facts: dict, variables: dict, probe: dict, offline) -> list[dict]:
-    """Each HCA needs its uverbs device, and every device that programs open must be a character device with the owner
-    and rights that the kernel gives it: containers get a copy of both.
+    """Each HCA needs its uverbs device, and every device that programs open must be a character device with the
+    kernel's owner and rights, because containers get a copy of both.
     """
     required = variables["kernel_modules_required"]
     present = probe["char_devices"]
@@ -174,14 +174,14 @@ def _port_step(hca: dict, port: dict) -> str:
     netdev = port["netdev"]
     if port["link_layer"] == "InfiniBand":
         if port["phys_state"] == "LinkUp":
-            return "the cable is fine and no subnet manager answers: start opensm on one node or the switch's own"
+            return "the cable is fine, but no subnet manager answers: start opensm on one node, or the switch's own"
         return f"check the cable and the switch port; check the link with: ibstat {hca['name']} {port['number']}"
     up = f"; bring the link up with: ip link set {netdev} up" if netdev else ""
     return f"check the cable and the switch port{up}"
 
 
 def _sources(facts: dict) -> list[dict]:
-    """Rails of one subnet: by which NIC the kernel sends from the address of each."""
+    """Rails of one subnet: the NIC by which the kernel sends from each address."""
     checks = []
     for subnet in facts["shared_subnets"]:
         indices = core_text.listing(str(rail["index"]) for rail in subnet["rails"])
@@ -192,8 +192,8 @@ def _sources(facts: dict) -> list[dict]:
                     f"source:{rail['address']}",
                     f"rail {rail['index']} ({netdev}, {rail['address']})",
                     NOT_VERIFIED if leaves is None else PASSED if leaves == netdev else FAILED,
-                    f"what this address sends leaves by {netdev}",
-                    f"it leaves by {leaves or 'unknown'}; rails {indices} share {subnet['network']}",
+                    f"packets from this address leave by {netdev}",
+                    f"they leave by {leaves or 'unknown'}; rails {indices} share {subnet['network']}",
                     "give each rail a subnet, or set rail_links_source_routes: true and " + _SITE,
                 )
             )
@@ -226,7 +226,7 @@ def _paths(facts: dict) -> list[dict]:
         wanted, status, step = "no redirect that the topology does not want", PASSED, ""
         if path["verdict"] == pcie_path.UNKNOWN:
             guest = path["topology"] == "guest"
-            where = "look at ACS on the host of this virtual machine: lspci -vvv"
+            where = "check ACS on the host of this virtual machine: lspci -vvv"
             status, step = (
                 NOT_VERIFIED,
                 where if guest else "read the node as root (ansible_become: true), not a capture",
@@ -242,7 +242,7 @@ def _paths(facts: dict) -> list[dict]:
 
 
 def _acs(facts: dict) -> list[dict]:
-    """Whether the kernel has set what its parameter says. One that waits for a reboot is no matter of this check."""
+    """Whether the kernel applied its parameter. A parameter that waits for a reboot is not checked here."""
     parameter = pcie_path.persisted(facts["owned_files"])
     if parameter not in pcie_path.booted(facts["node"]["cmdline"]):
         return []
@@ -253,7 +253,7 @@ def _acs(facts: dict) -> list[dict]:
         seen = f"other than wanted: {' '.join(wrong)}" if wrong else "as wanted"
         if bridge not in facts["pcie"]["functions"]:
             seen = "on no path between a GPU and an HCA: bus numbers have moved, or a card is gone"
-        step = f"look for ACS in dmesg; {_SET_ACS} makes the parameter anew"
+        step = f"look for ACS in dmesg; {_SET_ACS} writes the parameter again"
         checks.append(check(f"acs:{bridge}", f"ACS of bridge {bridge}", not wrong, mask, seen, step))
     return checks
 
@@ -269,7 +269,7 @@ def _memlock(facts: dict, variables: dict, probe: dict) -> list[dict]:
 
 
 def _memlock_of(service: str, state, tried, limit: str) -> tuple:
-    """(status, seen, next step) for one service: its files, its running process, and what a child could lock."""
+    """(status, seen, next step) for one service: its files, its running process, and how much a child could lock."""
     if state is None:
         look = f"look at: systemctl show -p LimitMEMLOCK {service}"
         return NOT_VERIFIED, "the facts do not cover this service", look
@@ -293,8 +293,8 @@ def _memlock_of(service: str, state, tried, limit: str) -> tuple:
 
 
 def _plugins(probe: dict) -> list[dict]:
-    """Each resource of a device plugin for RDMA is asked for on its sockets: systemd calls a stopped process active,
-    and the kubelet goes on advertising its devices. Where another plugin than ours has its sockets, is not known.
+    """Asks each RDMA resource's device plugin on its sockets: systemd calls a stopped process active, and the kubelet
+    keeps advertising its devices. The sockets of plugins other than ours are unknown.
     """
     if probe["plugins"] is None:
         wanted, step = "answers on their sockets", "run as root (become)"
@@ -307,7 +307,7 @@ def _plugins(probe: dict) -> list[dict]:
         silent = {path: why for path, why in plugin["sockets"].items() if why}
         seen = "; ".join(f"{path}: {why}" for path, why in sorted(silent.items()))
         if not plugin["sockets"]:
-            seen = f"no socket {name}.sock where the kubelet looks"
+            seen = f"no socket {name}.sock in the kubelet's folder"
         seen = f"{seen} ({plugin['by']})" if seen else f"an answer on {core_text.listing(sorted(plugin['sockets']))}"
         good = bool(plugin["sockets"]) and not silent
         wanted = "an answer on each of its sockets"
@@ -326,7 +326,7 @@ def _same_limit(seen, wanted) -> bool:
 
 
 def _firmware(facts: dict, plan, variables: dict) -> list[dict]:
-    """Whether the firmware of each HCA runs with the values that are stated."""
+    """Whether the firmware of each HCA runs with the stated values."""
     findings = {finding.object: finding for finding in plan.findings}
     checks = []
     for obj, values in firmware.answered(facts, variables["fabric_firmware"]).items():
@@ -343,7 +343,7 @@ def _firmware(facts: dict, plan, variables: dict) -> list[dict]:
 
 
 def _left_over(plan, covered: set) -> list[dict]:
-    """What a run would still change or refuse, and no check above covers."""
+    """What a run would still change or refuse that no check above covers."""
     rows = [(change.object, _brief(change.after), _brief(change.before), _SITE) for change in plan.changes]
     rows += [finding[:4] for finding in plan.findings]
     return [check(f"state:{obj}", obj, FAILED, *facts) for obj, *facts in rows if obj not in covered]
@@ -368,7 +368,7 @@ def firewall_checks(
 ) -> list[dict]:
     """Whether the node's ports answer its peers.
 
-    results: as _preflight.firewall.plan has them; None where the node's peers were not asked, for `failure`.
+    results: as from _preflight.firewall.plan; None if the node's peers were not asked, because of `failure`.
     """
     if results is None:
         why, step = failure or "an earlier step of this run failed", "fix that and run playbooks/verify.yml again"
@@ -398,7 +398,7 @@ def fabric_checks(
     checks = [(test["client"]["host"], _test(test, results, servers, percents, check_mode)) for test in plan["tests"]]
     for end in plan["unpaired"]:
         obj = f"fabric rail {end['rail']} ({end['hca']}/{end['port']})"
-        step = "give the rail of two nodes addresses in one subnet, or see its port check"
+        step = "give this rail addresses in one subnet on two nodes, or see its port check"
         identity = f"fabric:rail{end['rail']}:{end['hca']}"
         checks.append(
             (end["host"], check(identity, obj, NOT_VERIFIED, "verbs traffic with a peer", end["reason"], step))
@@ -438,7 +438,7 @@ def _test(test: dict, results: dict, servers: dict, percents: dict, check_mode: 
 
 
 def _judge_bandwidth(judged: dict, test: dict, gbps: float, percent: int) -> None:
-    """Real HCAs have to reach a share of their capacity; software ones only have to work."""
+    """Real HCAs must reach a share of their capacity; software HCAs only have to work."""
     if test["software"]:
         judged["seen"] += " (software HCA: function only, no threshold)"
     elif test["gbps"] and percent:
@@ -465,7 +465,7 @@ def tally(checks) -> dict:
 
 
 def report_text(nodes: list[dict], check_mode: bool = False) -> str:
-    """Failures first with their four facts, then what was not verified, the fabric's figures, one line a node.
+    """Failures first with their four facts, then unverified checks, the fabric's figures, one line per node.
 
     node: host, checks, facts (or None), planned, pending, reboot_reasons, rebooted.
     """
@@ -522,7 +522,7 @@ def _node_row(node: dict, check_mode: bool) -> tuple:
 
 
 def _short_rows(items) -> str:
-    """One line a reason: the objects of a host that share it, and the hosts that share those."""
+    """One line per reason: the objects of a host that share it, and the hosts that share those."""
     rows: dict[tuple, list[str]] = {}
     for item in items:
         rows.setdefault((item["host"], _reason(item)), []).append(item["object"])

@@ -1,4 +1,4 @@
-"""The checks of all hosts from what was seen of nodes, fabric and cluster. Pure."""
+"""The checks of all hosts, from the state of nodes, fabric and cluster. Pure."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ _UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/v
 
 
 class Seen(NamedTuple):
-    """What a run has seen. collected and failures have a row for each of nodes."""
+    """What a run has seen. collected and failures have a row per node."""
 
     hosts: list[str]  # all of the play
     nodes: list[dict]  # host, variables, read, planned, boot_id and firewall of those that took part
@@ -30,14 +30,13 @@ class Seen(NamedTuple):
 
 
 def gather(hosts: list[str], known: list[dict], shared: dict) -> Seen:
-    """What `judge` takes of a run.
+    """Input of `judge`.
 
-    known: of each host those that it has of node, started, collected (what fabric_tests returned) and cni (what
-    cni_lint did). shared: of the host that asked for all, its node, paired (the plan of the tests between nodes) and,
-    with a cluster, offered, pods (their plan), ran and stopped (as cluster_info, plan and test_pods returned them).
-    Any may be missing.
+    known: for each host node, started, collected (what fabric_tests returned) and cni (what cni_lint returned). shared:
+    for the host that asked for all, its node, paired (the plan of the tests between nodes) and, with a cluster,
+    offered, pods (their plan), ran and stopped (as cluster_info, plan and test_pods returned them). Any may be missing.
     """
-    # Those that have left the play since, too: what they showed is known.
+    # Includes hosts that have left the play since: their results are known.
     known = [of_host for of_host in known if "node" in of_host]
     collected = [of_host.get("collected") or {} for of_host in known]
     paired = shared.get("paired") or {}
@@ -70,7 +69,7 @@ def _cluster(known: list[dict], shared: dict) -> Cluster:
 
 
 def judge(seen: Seen, check_mode: bool) -> dict:
-    """judged (each host with its checks and what the report says about it) and checks (by host)."""
+    """judged (each host with its checks and its part of the report) and checks (by host)."""
     judged = _nodes(seen, check_mode)
     by_host = {node["host"]: node["checks"] for node in judged}
     for host, item in _fabric(seen, check_mode):
@@ -133,7 +132,7 @@ def _fabric(seen: Seen, check_mode: bool):
 
 
 def _of_cluster(seen: Seen, check_mode: bool):
-    """(host, check) of the GPU layer and, with a cluster, of what was seen there."""
+    """(host, check) of the GPU layer and, with a cluster, of its state."""
     cluster = seen.cluster
     read = {node["host"]: node["read"].get("ansible_facts", {}).get("rdma", {}) for node in seen.nodes}
     if cluster and cluster.hosts:
@@ -156,7 +155,7 @@ def _of_cluster(seen: Seen, check_mode: bool):
 
 
 def _gpu_layer(cluster: Cluster, read: dict):
-    """(host, check) of each node with GPUs, with what the cluster says of it."""
+    """(host, check) of each node with GPUs, with the cluster's view of it."""
     places = {place["host"]: place for place in cluster.hosts}
     offered = cluster.read.get("cluster")
     known = kube_pods.find_nodes(cluster.hosts, offered["nodes"]) if offered else {}
@@ -167,7 +166,7 @@ def _gpu_layer(cluster: Cluster, read: dict):
 
 
 def _claims(seen: Cluster) -> dict[str, list[dict]]:
-    """Who holds the HCAs of each host over DRA; of those where cluster and node were read."""
+    """The holders of each host's HCAs over DRA; only for hosts where cluster and node were read."""
     cluster = seen.read.get("cluster") or {}
     if not cluster.get("dra"):
         return {}
@@ -177,7 +176,7 @@ def _claims(seen: Cluster) -> dict[str, list[dict]]:
 
 
 def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:
-    # What the node was asked for besides stands beside its facts.
+    # Further readings of the node are next to its facts.
     facts = {**node["read"]["ansible_facts"]["rdma"], "firmware": node["read"].get("firmware")}
     outcome = preflight_host.plan(facts, node["variables"])
     checks = host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode, loaded)

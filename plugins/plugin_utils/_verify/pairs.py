@@ -1,7 +1,7 @@
-"""Which node sends verbs traffic to which, over which rail, and in which round.
+"""The pairs of nodes for verbs traffic, their rails and rounds.
 
 Pure. Peers are found by rail index and subnet, never by name: rail i of one node is cabled to rail i of the next. Each
-rail's nodes form a chain, so that every node takes part at the cost of one test fewer than there are nodes.
+rail's nodes form a chain, so every node takes part and there is one test fewer than there are nodes.
 """
 
 from ...module_utils._kube.pods import gid_address
@@ -17,10 +17,10 @@ GRACE_SECONDS = 20
 
 
 def ends(node: dict) -> list[dict]:
-    """The rails of one node as ends of a test; `reason` says why one cannot be used, `resources` what it keeps busy.
+    """The rails of one node as ends of a test; `reason` says why one cannot be used, `resources` what it occupies.
 
-    node: host, facts, address (for handshakes), tools (those it has), base_port, runs (whether it can run anything),
-    fabric_plan (as the variable has it).
+    node: host, facts, address (for handshakes), tools (the installed ones), base_port, runs (whether it can run
+    anything), fabric_plan (the variable).
     """
     facts = node["facts"]
     hcas, links = {hca["name"]: hca for hca in facts["hcas"]}, shared_links(facts["hcas"])
@@ -30,12 +30,12 @@ def ends(node: dict) -> list[dict]:
 
 def _resources_of(end: dict, links: dict) -> list[str]:
     nic = f"{end['host']} NIC {links.get(end['hca'], end['hca'])}"
-    # A software HCA is the processor: two tests on one node would measure each other.
+    # A software HCA runs on the CPU: two tests on one node would disturb each other.
     return [nic, f"{end['host']} processor"] if end["kind"] == "software" else [nic]
 
 
 def shared_links(hcas: list[dict]) -> dict:
-    """{HCA: the first HCA with which it shares a PCIe link towards the host}.
+    """{HCA: the first HCA that shares its PCIe link towards the host}.
 
     The functions of one card share its slot, and cards at distance PIX or PXB the link above their switch.
     """
@@ -79,7 +79,7 @@ def _end(node: dict, rail: dict, hca: dict) -> dict:
         "reason": None,
     }
     if not node["runs"]:
-        end["reason"] = "its facts come from a tree of files, which sends nothing"
+        end["reason"] = "its facts come from a tree of files, which cannot send"
     elif port["state"] != "ACTIVE":
         end["reason"] = f"the port is {port['state']}"
     elif not end["networks"]:
@@ -96,7 +96,7 @@ def _end(node: dict, rail: dict, hca: dict) -> dict:
 
 
 def _usable(address: str) -> bool:
-    """An address of a fabric: not link-local (each port has one), not loopback."""
+    """A fabric address: not link-local (each port has one), not loopback."""
     held = network_of(address)
     return held is not None and not (held.ip.is_link_local() or held.ip.is_loopback())
 
@@ -115,7 +115,7 @@ def _gbps(hca: dict, port: dict):
 
 
 def plan_nodes(nodes: list[dict]) -> dict:
-    """plan, and as the module fabric_tests takes them: parts (of each host with tests), grace_seconds, wait_seconds.
+    """plan, and options of the module fabric_tests: parts (of each host with tests), grace_seconds, wait_seconds.
 
     nodes: host, address, variables and read (what node_facts returned) of each host of the play.
     """
@@ -166,12 +166,12 @@ def grace_seconds(hosts: int) -> int:
 
 
 def wait_seconds(rounds: int, hosts: int, round_seconds: int) -> int:
-    """After how long every node has given up its last round."""
+    """How long until every node has given up its last round."""
     return grace_seconds(hosts) + rounds * round_seconds + 10
 
 
 def dropped(started: dict | None, collected: dict) -> str:
-    """Why a node gave no results, or not all; or empty. Both as the module fabric_tests returned them."""
+    """Why a node returned no results, or not all; or empty. Both as the module fabric_tests returned them."""
     silent = collected.get("msg") if collected.get("unreachable") else ""
     return collected.get("error") or fleet.failure(started, collected) or silent or ""
 
@@ -186,7 +186,7 @@ def joined(answers: list[dict]) -> dict:
 
 
 def book(rounds: list[list], busy: dict, needed, item) -> None:
-    """Put an item into the first round in which nothing needed is busy. busy: {resource: a bit for each round}."""
+    """Put an item into the first round in which its resources are free. busy: {resource: a bit for each round}."""
     taken = 0
     for resource in needed:
         taken |= busy.get(resource, 0)
@@ -201,7 +201,7 @@ def book(rounds: list[list], busy: dict, needed, item) -> None:
 
 def plan(nodes: list[dict]) -> dict:
     """tests: what to run; rounds: their ids; unpaired: ends without a test, each with its reason; clashes: addresses
-    with two holders.
+    that two nodes have.
     """
     every = [end for node in nodes for end in ends(node)]
     tests, clashes, paired = [], [], set()
@@ -230,7 +230,7 @@ def plan(nodes: list[dict]) -> dict:
 
 
 def chains(usable: list[dict]) -> dict:
-    """{network: ends in order}; an end with several networks joins the one where most others are."""
+    """{network: ends in order}; an end with several networks joins the one with most other ends."""
     members: dict[str, list] = {}
     for end in usable:
         for network in end["networks"]:

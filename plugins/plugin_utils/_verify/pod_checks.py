@@ -1,6 +1,6 @@
-"""What must be true of a pod that does RDMA, each as a named check; and what prevents RDMA in a user's own pod.
+"""What must be true of a pod that does RDMA, each as a named check; and what prevents RDMA in a user's pod.
 
-Pure. Checks have the form of _findings.checks. A figure, or something that could not be tried, never counts as a pass.
+Pure. Checks have the form of _findings.checks. A figure, or an untried step, never counts as a pass.
 """
 
 import json
@@ -18,7 +18,7 @@ from . import cluster_checks as verify_cluster_checks
 from .claim_checks import obj_of
 from .cluster import Cluster
 
-# What the runtime or the kubelet says where an image cannot be had: that is no word about RDMA.
+# Messages of the runtime or the kubelet about an unavailable image: they say nothing about RDMA.
 _NO_IMAGE = ("ErrImage", "ImagePull", "InvalidImageName")
 _PLUGIN = "see the device plugin's log and port states on the node: journalctl -u rdma-device-plugin"
 # What `ethtool -i` reports for an interface that the plugin of this type created. None: the card's own driver.
@@ -31,7 +31,7 @@ _CHAR_PREFIXES = ("uverbs", "umad", "issm", "rdma_cm")
 
 
 def cluster_checks(seen: Cluster, drivers: dict, check_mode: bool) -> list[tuple[str, dict]]:
-    """(host, check) for everything that was seen of the cluster.
+    """(host, check) for everything that was seen in the cluster.
 
     drivers: {host: driver facts}.
     """
@@ -39,12 +39,12 @@ def cluster_checks(seen: Cluster, drivers: dict, check_mode: bool) -> list[tuple
     if not hosts:
         return []
     first = hosts[0]["host"]
-    # What stands on a node is told whether the API server answers or not; without kubectl there is no cluster.
+    # A node's own files are reported whether the API server answers or not; without kubectl there is no cluster.
     why = read.get("api_error") or read.get("msg") or "no answer"
     deployed = CANNOT_START not in why
     checks = [(host["host"], item) for host in hosts for item in cni_checks(host)] if deployed else []
     if not read.get("cluster"):
-        # A silent API server is a fault of the cluster that is there, and no pod has run.
+        # A silent API server is a fault of an existing cluster, and no pod has run.
         status = FAILED if deployed and read.get("api_error") and not check_mode else NOT_VERIFIED
         step = "see systemctl status k3s on the first server; without a cluster: verification_pods: false"
         return [(first, check("cluster:api", "cluster", status, "an API server that answers", why, step)), *checks]
@@ -79,14 +79,14 @@ def cluster_checks(seen: Cluster, drivers: dict, check_mode: bool) -> list[tuple
 
 
 def _answered(result: dict) -> dict:
-    """What a module returned; of a node that could not be reached, that nothing is known."""
+    """What a module returned; for an unreachable node, that nothing is known."""
     if result.get("unreachable"):
         return {"unanswered": f"the node where kubectl runs is unreachable: {core_text.reason(result.get('msg'))}"}
     return result
 
 
 def networks_of(cluster: dict, hosts: list[dict]) -> list[dict]:
-    """The networks of the cluster, with the files of the nodes where an object has no configuration."""
+    """The networks of the cluster, with the nodes' files for objects without a configuration."""
     return nad_lint.from_objects(cluster["nads"], nad_lint.files_by_name(hosts))
 
 
@@ -113,12 +113,12 @@ def lint_checks(cluster: dict, hosts: list[dict], seen: Cluster) -> list[dict]:
 
 
 def _finding(finding: Finding, family: str = "") -> dict:
-    """A linter's finding as a failed check; family comes before its id."""
+    """A linter's finding as a failed check; family prefixes its id."""
     return check(f"{family}{finding.id}", finding.object, FAILED, finding.wanted, finding.seen, finding.next_step)
 
 
 def cni_checks(host: dict) -> list[dict]:
-    """What cni_lint found on a node: what the next pod on it would run into."""
+    """What cni_lint found on a node, because the next pod there would run into it."""
     read, obj = host.get("cni") or {}, "CNI configuration and plugins"
     if "findings" not in read:
         why = read.get("msg") or "the node was not read"
@@ -135,7 +135,7 @@ def cni_checks(host: dict) -> list[dict]:
 
 
 def judge_nodes(hosts: list[dict], cluster: dict, plan: dict):
-    """(host, check) for what each node is in the cluster. hosts: host, rails, netdevs. plan: left_out."""
+    """(host, check) for each node's membership in the cluster. hosts: host, rails, netdevs. plan: left_out."""
     known = pods.find_nodes(hosts, cluster["nodes"])
     for host in hosts:
         node = known[host["host"]]
@@ -148,12 +148,12 @@ def judge_nodes(hosts: list[dict], cluster: dict, plan: dict):
 
 
 def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict) -> list[tuple[str, dict]]:
-    """(host, check) for everything that the pods showed.
+    """(host, check) for all results of the pods.
 
     hosts: host, rails, netdevs. cluster: nodes, networks, dns. plan: pods. run: what test_pods returned. options:
     check_mode, gpu_class.
     """
-    # Those that were not started, for a check that was made before says that they could not run.
+    # Pods that were not started, because an earlier check says that they could not run.
     step = "fix that (see its own check) and run playbooks/verify.yml again"
     skipped = [(item["pod"], item["reason"]) for item in plan.get("skipped") or []]
     checks = [(pod["host"], _unstarted(pod, reason, step)) for pod, reason in skipped]
@@ -271,7 +271,7 @@ def pod_checks(pod: dict, state, answer, host: dict, cluster: dict) -> list[dict
 def _running(pod: dict, state) -> dict:
     running = _check(pod, "running", FAILED, "Running and ready", "")
     if state is None:
-        return {**running, "seen": "the pod is gone", "next_step": "see who deletes pods in the namespace of the tests"}
+        return {**running, "seen": "the pod is gone", "next_step": "see what deletes pods in the tests' namespace"}
     if state["ready"]:
         return {**running, "status": PASSED, "seen": f"Running, {state['ip']}"}
     status = NOT_VERIFIED if any(word in " ".join(state["reasons"]) for word in _NO_IMAGE) else FAILED
@@ -283,7 +283,7 @@ def _why(state: dict) -> str:
 
 
 def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -> list[dict]:
-    """What Multus recorded: eth0 as the default one in the pod network, and each netN in the subnet of its network."""
+    """What Multus recorded: eth0 as default in the pod network, and each netN in the subnet of its network."""
     if pod["kind"] == "host" or not pod["attachments"]:
         return []
     try:
@@ -320,7 +320,7 @@ def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -
 
 
 def _subnets(network, host: str) -> list[str]:
-    """Subnets that a network gives addresses from, on a host; empty where its configuration does not say."""
+    """The subnets of a network's addresses on a host; empty if its configuration does not say."""
     if network is None:
         return []
     text = network["configs"].get(host) or network["configs"].get("")
@@ -349,7 +349,7 @@ def _default_netdevs(answer: dict) -> list[str]:
 
 
 def _default_route(pod: dict, answer: dict) -> dict:
-    wanted = "the default route on eth0 alone"
+    wanted = "the default route only on eth0"
     if "routes" in answer["missing"]:
         return _without(pod, "default-route", wanted, f"ip: {answer['missing']['routes']}")
     through = _default_netdevs(answer)
@@ -407,7 +407,7 @@ def _driver(pod: dict, item: dict, answer: dict, networks: dict) -> dict:
         good = driver is not None and driver not in ("veth", "macvlan", "ipvlan")
     else:
         good = any(word in (driver or link_kind or "") for word in expected)
-    step = "check that the network of this name is the one you mean (kubectl get net-attach-def)"
+    step = "check that the network of this name is the intended one (kubectl get net-attach-def)"
     return _check(pod, f"{name}:driver", good, wanted, seen, step)
 
 
@@ -423,7 +423,7 @@ def _resolve(pod: dict, answer: dict, cluster: dict) -> dict:
 
 
 def _peer(pod: dict, answer: dict, other) -> dict:
-    """Whether a headless Service gives a pod's address by its name, as ranks of MPI and torchrun find each other."""
+    """Whether a headless Service gives a pod's address by its name, as MPI and torchrun ranks find each other."""
     step = "see the endpoints of the headless Service (k3s kubectl get endpointslices -A) and the log of CoreDNS"
     ip = (other or {}).get("ip")
     wanted = f"{pod['peer']['name']}, over a headless Service, is {ip or 'the address of its pod'}"
@@ -440,7 +440,7 @@ def _peer(pod: dict, answer: dict, other) -> dict:
 
 
 def _expected_devices(pod: dict):
-    """Devices that the plugin must provide for the resources of a pod; None if a resource is not a rail's."""
+    """Devices that the plugin must provide for a pod's resources; None if a resource is not a rail's."""
     known = {pods.own_resource(rail["index"]): rail for rail in pod["rails"]}
     if set(pod["resources"]) - set(known):
         return None
@@ -461,14 +461,14 @@ def _devices(pod: dict, answer: dict) -> dict:
     else:
         wanted = f"/dev/infiniband with {core_text.listing(sorted(expected))} and no others"
         missing = sorted(expected - there)
-        # Subnet management has its own device beside umad, where the HCA allows it.
+        # Subnet management has its own device besides umad, if the HCA allows it.
         extra = sorted(name for name in there - expected if not name.startswith("issm"))
     wrong = [f"without {core_text.listing(missing)}"] if missing else []
     wrong += [f"with {core_text.listing(sorted(extra))} besides"] if extra else []
     seen = "; ".join(wrong) or core_text.listing(sorted(there))
     step = "load ib_umad, ib_uverbs and rdma_ucm on the node, and see the device plugin's log"
     if extra and not missing:
-        step = "devices of another HCA mean one resource for several HCAs: use one resource a rail"
+        step = "devices of another HCA mean one resource for several HCAs: use one resource per rail"
     return _check(pod, "devices", not wrong, wanted, seen, step)
 
 
@@ -531,7 +531,7 @@ def _ibstat(pod: dict, answer: dict, rail: dict, obj: str) -> dict:
 
 
 def _gids(pod: dict, answer: dict):
-    """For RoCE a GID of the pod's own address, whose index differs from pod to pod; for InfiniBand the port's own."""
+    """For RoCE a GID of the pod's own address, whose index differs from pod to pod; for InfiniBand the port's."""
     interfaces = {item["rail"]["index"]: item["interface"] for item in pod["attachments"] if item["rail"]}
     for rail in pod["rails"]:
         obj = f"{obj_of(pod)}, {rail['hca']}/{rail['port']}"
@@ -552,25 +552,25 @@ def _gids(pod: dict, answer: dict):
             seen = f"index {index} in this pod; let NCCL find it (no NCCL_IB_GID_INDEX)"
             yield check(identity, obj, PASSED, wanted, seen)
             continue
-        seen = f"{len(table)} GIDs, none of them of {interface}"
+        seen = f"{len(table)} GIDs, none of them from {interface}"
         if rail["kind"] == "software" and pod["kind"] != "host":
             seen = f"{seen}; {pods.SOFTWARE_REASON}"
             yield check(identity, obj, NOT_VERIFIED, wanted, seen, "test on real HCAs")
             continue
-        step = "attach the pod to an interface of the same HCA: its GIDs are those of interfaces in the pod's namespace"
+        step = "attach the pod to an interface of the same HCA: its GIDs come from interfaces in the pod's namespace"
         yield check(identity, obj, FAILED, wanted, seen, step)
 
 
 # --- between pods -----------------------------------------------------------------------------------------------------
 
 
-# What was not sent, and what to do about it.
+# What was not sent, and the next step.
 _LEFT_OUT = {
-    "net": ("verbs over net1", "nothing to do here; on real HCAs verbs over net1 are tested"),
+    "net": ("verbs over net1", "nothing to do here; verbs over net1 are tested on real HCAs"),
     "peer": ("traffic with another node", "add a node"),
     "wire": (
         "traffic with another node",
-        "if the rail should be one network for pods, give its NICs addresses in one network on all nodes, or none",
+        "if pods should have one network on the rail, give its NICs addresses in one network on all nodes, or none",
     ),
 }
 
@@ -606,7 +606,7 @@ def diagnose(pod: dict, hosts: list[dict], cluster: dict, name: str) -> list[dic
     """What prevents RDMA in a user's pod. pod: the pod as cluster_info returned it. cluster: with its networks."""
     obj = f"pod {name}"
     if pod.get("missing"):
-        step = "name it as NAMESPACE/NAME in verification_pod"
+        step = "set it as NAMESPACE/NAME in verification_pod"
         return [check("pod:exists", obj, FAILED, "a pod of this name", pod["missing"], step)]
     item = pod["item"]
     state, networks = pod["pods"][item["name"]], cluster["networks"]
@@ -630,7 +630,7 @@ def diagnose(pod: dict, hosts: list[dict], cluster: dict, name: str) -> list[dic
 
 
 def _selections(item: dict):
-    """[(namespace, name, interface)] of the networks annotation, and the failed check if it cannot be parsed."""
+    """[(namespace, name, interface)] of the networks annotation, and a failed check if it cannot be parsed."""
     text = (item["annotations"].get(pods.NETWORKS) or "").strip()
     if not text:
         return [], None
@@ -674,7 +674,7 @@ def _attachments(obj: str, item: dict, wanted: list, networks: list[dict], resou
         checks.append(check(f"pod:network:{name}", obj, PASSED, expected, f"as {interface}"))
         needed = network["resource"]
         if needed and needed not in resources:
-            seen = f"the annotation names {name}, but no container requests {needed}"
+            seen = f"the annotation lists {name}, but no container requests {needed}"
             step = f"add to a container: resources.limits {needed}: 1. The interface does not provide /dev/infiniband"
             checks.append(check(f"pod:resource:{needed}", obj, FAILED, f"{needed} in the limits", seen, step))
     return checks
@@ -696,11 +696,11 @@ def _held_resources(obj: str, wanted: list, resources: list[str], item: dict):
 
 
 def _privileges(obj: str, item: dict) -> dict:
-    """Without IPC_LOCK the limit applies to root too; with the limit raised, no user needs the capability."""
+    """Without IPC_LOCK the limit also applies to root; with a raised limit no user needs the capability."""
     rights = [container["security"] for container in item["containers"]]
     added = {name for own in rights for name in (own.get("capabilities") or {}).get("add") or []}
     if any(own.get("privileged") for own in rights):
-        seen = "a privileged container: it may open every device of the node"
+        seen = "a privileged container: it can open every device of the node"
         step = "remove privileged: device files come with the resource, locked memory with the limit or IPC_LOCK"
         return check("pod:privileges", obj, NOT_VERIFIED, "no more rights than needed", seen, step)
     seen = "IPC_LOCK is added" if "IPC_LOCK" in added else "no IPC_LOCK"
@@ -721,7 +721,7 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list):
     if len(through) > 1 or (wanted and through and through != ["eth0"]):
         step = "remove it from the network (routes, defaultGateway of the pool) or the annotation (default-route)"
         seen = f"through {core_text.listing(through)}"
-        yield check("pod:default-route", obj, FAILED, "the default route on eth0 alone", seen, step)
+        yield check("pod:default-route", obj, FAILED, "the default route only on eth0", seen, step)
     devices = answer["devices"]
     good = any(device.startswith("uverbs") for device in devices) and "rdma_cm" in devices
     step = "the container requests no RDMA resource, or the device plugin had none left"
@@ -741,6 +741,6 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list):
         seen = f"NCCL_IB_GID_INDEX={fixed}"
         yield check("pod:gid-index", obj, FAILED, "no fixed GID index: it differs from pod to pod", seen, step)
     if answer["granted"] and not answer["gids"]:
-        step = "attach the pod to an interface of the same HCA: its GIDs are those of interfaces in the pod's namespace"
+        step = "attach the pod to an interface of the same HCA: its GIDs come from interfaces in the pod's namespace"
         seen = f"all GIDs of {core_text.listing(sorted(answer['granted'].values()))} are zero"
         yield check("pod:gids", obj, FAILED, "a GID to send from", seen, step)

@@ -9,10 +9,10 @@ from .cluster import Cluster
 
 
 def networks(nodes: list[dict], cluster: dict | None) -> dict[str, list[dict]]:
-    """{host: the networks that Multus attaches to pods on it, each with its name, as a finding has it, and its config}.
+    """{host: the networks that Multus attaches to pods on it, each with its name, as in findings, and its config}.
 
-    Those of the cluster whose resource the node offers, or that name none; the files on the node where there is no
-    cluster. nodes: host and read of those whose networks were read.
+    Those of the cluster whose resource the node offers, or that have none; without a cluster, the files on the node.
+    nodes: host and read of those whose networks were read.
     """
     hosts = [{"host": node["host"], **node["read"]["networks"]} for node in nodes]
     if not cluster:
@@ -53,14 +53,14 @@ def plan(cluster: Cluster) -> dict:
     return _without(plan, {pod["name"]: _reason(pod, configs, *blocked[pod["host"]]) for pod in plan["pods"]})
 
 
-# What every pod's sandbox needs, whatever networks it has. (Without any CNI configuration the node is not Ready.)
+# Programs that every pod's sandbox needs. (Without any CNI configuration the node is not Ready.)
 _LOOPBACK = "loopback"
-# Kubernetes takes these off some time after the node is Ready again; the pods' own patience outlasts that.
+# Kubernetes removes these some time after the node is Ready again; the pods wait longer than that.
 _LAGGING = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def _blocked(host: dict, node) -> tuple[str, dict]:
-    """Why no pod can start on a node, empty where nothing says so; and each CNI program that cannot run, with why."""
+    """Why no pod can start on a node, empty if one can; and each CNI program that cannot run, with the reason."""
     if node is None:
         return "", {}
     if not node["ready"]:
@@ -77,7 +77,7 @@ def _blocked(host: dict, node) -> tuple[str, dict]:
 
 
 def _reason(pod: dict, configs: dict, why: str, programs: dict) -> str:
-    """Why a pod cannot start; empty where nothing says so. A pod of the host network starts no CNI program."""
+    """Why a pod cannot start, empty if it can. A pod of the host network starts no CNI program."""
     if why or pod["kind"] == "host":
         return why
     needed = [_LOOPBACK]
@@ -93,7 +93,7 @@ def _tolerated(taint: str) -> bool:
 
 
 def _without(plan: dict, reasons: dict) -> dict:
-    """The plan without the pods that have a reason not to start, which are listed under `skipped`, each with it."""
+    """The plan without the pods that cannot start, which `skipped` lists with their reasons."""
     kept = [pod for pod in plan["pods"] if not reasons[pod["name"]]]
     objects = [
         item

@@ -1,7 +1,7 @@
-"""What the counters of both ends say of the class that a bandwidth test rode, and which setting they point at.
+"""What the counters of both ends say about the traffic class of a bandwidth test, and the setting at fault.
 
-Pure. An idle fabric carries a wrong class as fast as the right one, so bytes by priority are judged, not Gb/s. Counters
-are those of the port: traffic of others is in them.
+Pure. An idle fabric carries a wrong class as fast as the right one, so bytes by priority are judged, not Gb/s. The
+port's counters include other traffic.
 """
 
 import shlex
@@ -12,9 +12,9 @@ from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 from .._preflight import fabric_plan
 from .._preflight.fabric_plan import FabricPlan
 
-# Of the bytes of a test's port, the share that its own priority must have.
+# The share of a test port's bytes that must be in the test's priority.
 _SHARE = 0.9
-# Fewer bytes than this share of the payload: the driver counts by priority what the kernel sends, and not the writes.
+# Below this share of the payload, the driver counts only the kernel's packets by priority, not RDMA writes.
 _COUNTED = 0.3
 # Lost on the way and sent again. A receiver without buffers (rnr_nak_retry_err, out_of_buffer) is not the fabric.
 _LOST = (
@@ -27,14 +27,14 @@ _ASK_SWITCH = "read the bytes by priority at the switch ports while a test runs"
 
 
 def nic_checks(facts: dict, variables: dict) -> list[dict]:
-    """The settings of each rail's NIC against the plan; one check for a NIC whose driver lets nobody set them."""
+    """The settings of each rail's NIC against the plan; one check for a NIC whose driver cannot set them."""
     traffic = fabric_plan.of_nics(fabric_plan.of(variables["fabric_plan"]))
     checks = []
     for nic in facts["qos"]["nics"] if traffic else ():
         rows = {row.id: row for row in nic_settings.settings(nic, traffic)}
         if all(nic[key] is None for key in ("trust", "pfc", "dcbx")):
-            obj, wanted = f"NIC {nic['netdev']}", "its RoCE settings as fabric_plan has them"
-            seen, step = nic_settings.NOT_SETTABLE, "set them where the NIC is, such as at the host of this machine"
+            obj, wanted = f"NIC {nic['netdev']}", "its RoCE settings as in fabric_plan"
+            seen, step = nic_settings.NOT_SETTABLE, "set them on the owner of the NIC, such as the host of this machine"
             checks.append(check(f"nic:{nic['netdev']}", obj, NOT_VERIFIED, wanted, seen, step))
             continue
         for row in rows.values():
@@ -46,7 +46,7 @@ def nic_checks(facts: dict, variables: dict) -> list[dict]:
 
 
 def _nic_step(row: nic_settings.Setting, of_host: bool | None) -> str:
-    """of_host: whether DCBX is the host's; what LLDP of the firmware gets from the switch overwrites the rest."""
+    """of_host: whether DCBX is the host's; otherwise values from the switch by the firmware's LLDP overwrite it."""
     step = f"set fabric_nic_settings: true and run playbooks/host.yml; until the next boot: {row.command}"
     if row.id == "pfc":
         return f"{step} (it takes the link down for seconds)"
@@ -62,7 +62,7 @@ class Problem(NamedTuple):
 
 
 class End(NamedTuple):
-    """One end: its host and netdev, what its NIC counted by priority or why not, and by how much all counters rose.
+    """One end: its host and netdev, its NIC's counters by priority or why there are none, and the rise of all counters.
 
     netdev, hca: quoted for a shell.
     """
@@ -80,7 +80,7 @@ class End(NamedTuple):
 
 
 def checks(plan: FabricPlan | None, test: dict, results: dict):
-    """The checks of a bandwidth test; none without a plan, or where it has no figure or rides no class.
+    """The checks of a bandwidth test; none without a plan, or if it has no figure or no class.
 
     results: of its ends, client and server, as fabric_tests returned them.
     """
@@ -99,7 +99,7 @@ def checks(plan: FabricPlan | None, test: dict, results: dict):
 
 
 def judge(plan: FabricPlan, test: dict, results: dict) -> tuple[list[Problem], str]:
-    """(problems, why what was sent is not known by priority)."""
+    """(problems, why the sent bytes are not known by priority)."""
     client, server = (_end(test[role], results.get(role) or {}) for role in ("client", "server"))
     payload = results["client"]["gbps"] * 1e9 / 8 * results["client"]["seconds"]
     problems, unknown = [], []
@@ -108,7 +108,7 @@ def judge(plan: FabricPlan, test: dict, results: dict) -> tuple[list[Problem], s
         if not end.counted:
             unknown.append(end.unknown)
         elif sum(sent) < _COUNTED * payload:
-            unknown.append(f"the counters by priority of {end.name} do not have the bytes of the test")
+            unknown.append(f"the counters by priority of {end.name} do not include the bytes of the test")
         elif sent[plan.priority] < _SHARE * sum(sent):
             problems.append(_elsewhere(plan, end, way, sent.index(max(sent))))
     problems += _lost(plan, client, server)
@@ -122,7 +122,7 @@ def _end(side: dict, result: dict) -> End:
     netdev, counted = side["netdev"] or side["hca"], result.get("by_priority") or {}
     unknown = f"{side['host']} {netdev} has no counters by priority (soft-RoCE and virtual NICs have none)"
     if "by_priority" not in result:
-        unknown = f"the counters of {side['host']} {netdev} were not read (of pods they never are)"
+        unknown = f"the counters of {side['host']} {netdev} were not read (those of pods never are)"
     rises = {**(result.get("counters") or {}), **counted}
     name, quoted = f"{side['host']} {netdev}", [shlex.quote(word) for word in (netdev, side["hca"])]
     return End(name, *quoted, counted, unknown, rises)
@@ -148,7 +148,7 @@ def _lost(plan: FabricPlan, client: End, server: End) -> list[Problem]:
 
 
 def _paused(plan: FabricPlan, ends: tuple[End, End], wrong: bool) -> list[Problem]:
-    """wrong: whether the class is wrong or loses; only then is a pause of another priority not another's traffic."""
+    """wrong: whether the class is wrong or lossy; only then can a pause of another priority be due to the test."""
     found = []
     for end in ends:
         paused = {

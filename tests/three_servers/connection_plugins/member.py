@@ -17,7 +17,7 @@ options:
     description: The node.
     vars: [{name: member_folder}]
   enter:
-    description: What a command on it begins with, where it is a root of its own.
+    description: Prefix of commands on it, if it has its own root.
     type: list
     elements: str
     default: []

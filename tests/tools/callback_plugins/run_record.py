@@ -1,16 +1,16 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Records a run for tests, kills it where they say, and shares built modules; each only where its variable is set.
+"""Records a run for tests, kills it on request, and shares built modules; each only if its variable is set.
 
 RUN_RECORD=FOLDER: writes FOLDER/record.json: {host: {"remote_calls": int, "calls": [task names], "changed": [task
 names], "changes": [{object, action, before, after}]}}. A remote call is one command or one file transfer that a
 connection plugin carried out, so a module costs 1 with pipelining and `copy` costs several. Workers are forked from
 the process that loads this, so a wrapper around the connection classes is in force in all; they append to one file.
-CUT_OFF_STEPS=FILE: one line a result: {"host", "task", "place", "kind": changed|ok|skipped|failed}. A place is the
-task's file and line in this checkout, and for the how-many-th time this host reports it: FILE:LINE#TIMES.
+CUT_OFF_STEPS=FILE: one line per result: {"host", "task", "place", "kind": changed|ok|skipped|failed}. A place is the
+task's file and line in this checkout, and the number of this host's reports for it: FILE:LINE#TIMES.
 CUT_OFF_AFTER="HOST TASK", the name with or without that of its role, or "HOST PLACE": the result after which the run,
-its whole process group, is killed. It needs a session of its own.
+its whole process group, is killed. It needs its own session.
 BUILT_MODULES=FOLDER: keeps the archives that AnsiballZ builds, which takes longer than the module itself.
 """
 
@@ -47,7 +47,7 @@ def _count_calls(log_path):
 
     def wrap(method):
         def counted(self, *args, **kwargs):
-            # To whom it goes, and not for whom: the same for a task that runs once, whichever host it is run for.
+            # The host of the call, not the host of the task: the same for a run_once task on any host.
             _append(log_path, [_current["task"].delegate_to or _current["host"], _current["task"].get_name()])
             return method(self, *args, **kwargs)
 

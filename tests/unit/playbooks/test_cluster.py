@@ -1,7 +1,7 @@
 """The cluster layer over two laid-out nodes, a bundle, and a double of kubectl and its API server.
 
-The roles of the pod network from bare nodes on; drift of all roles; and how often a node of a converged cluster is
-asked (tests/cluster/test_second_run.py counts those of a whole run).
+The roles of the pod network from bare nodes on; drift of all roles; and the number of calls to a node of a converged
+cluster (tests/cluster/test_second_run.py counts those of a whole run).
 """
 
 import collections
@@ -39,7 +39,7 @@ ON_NODE = (
 
 
 def bundle(folder: pathlib.Path) -> pathlib.Path:
-    """A bundle folder with k3s, its images and the plugins that the role's defaults name."""
+    """A bundle folder with k3s, its images and the plugins in the role's defaults."""
     names = yaml.safe_load((ROOT / "roles/common/defaults/main.yml").read_text())["cni_plugins_names"]
     folder.mkdir()
     with tarfile.open(folder / "cni.tgz", "w:gz") as archive:
@@ -82,7 +82,7 @@ class Site:
         self.write()
 
     def write(self, **hosts):
-        """The inventory, with other variables of hosts."""
+        """The inventory, with different host variables."""
         changed = {name: {**variables, **hosts.get(name, {})} for name, variables in self.hosts.items()}
         groups = {"gpu_nodes": {"hosts": changed, "vars": self.variables}, "k3s_servers": {"hosts": {"node1": {}}}}
         (self.folder / "hosts.json").write_text(json.dumps(groups))
@@ -165,7 +165,7 @@ def test_a_bare_node_is_predicted_set_up_left_alone_and_healed(tmp_path):
     assert {role for _host, role in counted} == set(ROLES)
     assert max(counted.values()) <= 2, counted
 
-    # One node alone, with four drifts: the objects of the other node are nobody's left-overs.
+    # Only one node, with four drifts: the objects of the other node are not leftovers.
     root = site.nodes["node2"]
     (root / CONFLIST).unlink()
     (root / "opt/cni/bin/loopback").write_bytes(b"swapped")
@@ -177,7 +177,7 @@ def test_a_bare_node_is_predicted_set_up_left_alone_and_healed(tmp_path):
 
 
 class Fetching:
-    """Two nodes, a mirror with what they cannot pull, and a play that reads, plans and installs some of it."""
+    """Two nodes, a mirror with artifacts that they cannot pull, and a play that reads, plans and installs some."""
 
     def __init__(self, folder, address, mirror):
         self.site, self.folder, self.cache = PodNetwork(folder), folder, folder / "cache/gpufabric.rdma"
@@ -219,7 +219,7 @@ class Fetching:
 
 
 def test_without_a_bundle_folder_the_controllers_cache_is_filled_once(tmp_path):
-    """Check mode fetches nothing; a damaged file is fetched again; the nodes get what was fetched."""
+    """Check mode fetches nothing; a damaged file is fetched again; the nodes get the fetched files."""
     with serving(tmp_path / "mirror") as address:
         fetching = Fetching(tmp_path, address, tmp_path / "mirror")
         site, cache, run = fetching.site, fetching.cache, fetching.run
@@ -242,7 +242,7 @@ def test_without_a_bundle_folder_the_controllers_cache_is_filled_once(tmp_path):
 
 
 def test_nodes_fetch_what_they_need_themselves_on_request(tmp_path):
-    """Not beside a bundle folder; nothing with another sum; a settled node without a request."""
+    """Not with a bundle folder; nothing with another checksum; a settled node without a request."""
     with serving(tmp_path / "mirror") as address:
         fetching, k3s = Fetching(tmp_path, address, tmp_path / "mirror"), "usr/local/bin/k3s"
         nodes, run = fetching.site.nodes.values(), fetching.run
@@ -282,7 +282,7 @@ class Cluster(Site):
         super().__init__(folder, discovery_rails=rails, k3s_token=TOKEN, k3s_registries=registries)
         self.hosts["node1"]["k3s_node_ip"] = "198.18.1.2"
         self.hosts["node2"]["k3s_node_ip"] = "198.18.0.15"
-        # Take the device plugin's environment for installed; the fast nodes install it for real, and offline.
+        # The device plugin's environment counts as installed; the fast nodes install it for real, and offline.
         locked = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
         for root in self.nodes.values():
             stamp = root / plan.STAMP.lstrip("/")
@@ -385,11 +385,11 @@ def test_a_role_that_refuses_one_node_is_that_nodes_reason_and_the_later_roles_a
     assert "Multus' objects: apply" in output
 
 
-# --- how often a converged node is asked ------------------------------------------------------------------------------
+# --- number of calls to a converged node ------------------------------------------------------------------------------
 
-# As site.yml has them in one run; verify.yml asks on its own.
+# As in one run of site.yml; verify.yml asks separately.
 NAMES = ("nodes", "cluster_nodes", "host", "cluster")
-# What preflights read, and what the roles after them have use for as long as nothing has been changed.
+# Readings of preflights, which later roles can use as long as nothing has been changed.
 READ = "Gather facts of the node"
 COMPARED = "Compare the nodes with what the roles want"
 ASKED = (READ, COMPARED)
@@ -411,12 +411,12 @@ class Layers(Cluster):
         self.cluster.state(objects=objects)
 
     def run(self, **environment):
-        # As for who installs the collection: the playbooks set pipelining.
+        # As for an installed collection: the playbooks set pipelining.
         code, output = self.play("-i", "hosts.json", "layers.yml", ANSIBLE_PIPELINING="0", **environment)
         assert code == 0, output
 
     def reasons(self):
-        """{host: what made it take part in the play that prepares nodes}, of a run of both layers."""
+        """{host: why it takes part in the play that prepares nodes}, of a run of both layers."""
         code, output = self.play("-i", "hosts.json", "layers.yml", ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
         assert code == 0, output
         report = json.JSONDecoder().raw_decode(output[output.index("{") :])[0]
@@ -453,7 +453,7 @@ def test_after_a_change_of_the_host_layer_nothing_that_was_read_before_it_is_use
     assert counted["node1"]["Apply the objects of all roles"] == 1
 
 
-# Not compared with a text: a token, which is refused where it differs or only asked for, and what goes by its sum.
+# Not compared as text: a token, which is refused if it differs or is only requested, and files with checksums.
 RECORDS = (
     "etc/rancher/k3s/token",
     "etc/gpufabric-rdma/node-ready.token",

@@ -1,4 +1,4 @@
-"""Playbooks whose work is done on the controller: a query, a policy, a report, the nccl-tests job."""
+"""Playbooks that work on the controller: a query, a policy, a report, the nccl-tests job."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ GUIDE = f"policy_files={tree.texts('guides')}/001-nicclusterpolicy.txt"
 
 @pytest.fixture
 def play(tmp_path):
-    """play(playbook, *what -e is given, hosts, program): exit code and output."""
+    """play(playbook, *values of -e, hosts, program): exit code and output."""
 
     def run(name, *given, hosts=None, words=(), program=None, **environment):
         command = (f"gpufabric.rdma.{name}", *[word for text in given for word in ("-e", text)], *words)
@@ -100,7 +100,7 @@ def test_a_policy_becomes_a_file_of_variables_and_is_explained(play, tmp_path):
 
 
 def test_an_import_leaves_the_groups_own_file_in_effect_and_stands_beside_the_inventory(play, tmp_path):
-    """A folder group_vars/gpu_nodes hides the file group_vars/gpu_nodes.yml with all that is in it."""
+    """A folder group_vars/gpu_nodes hides the file group_vars/gpu_nodes.yml with all its content."""
     own, inventory = tmp_path / "site/group_vars/gpu_nodes.yml", "site/hosts.yml"
     own.parent.mkdir(parents=True)
     (tmp_path / inventory).write_text("gpu_nodes:\n  hosts: {a: }\n")
@@ -184,7 +184,7 @@ def test_files_that_are_no_such_documents_are_refused_together_and_nothing_is_wr
     assert not (tmp_path / "report").exists()
 
 
-# --- YAML of values that the controller has tagged, as it tags all that it templates ----------------------------------
+# --- YAML of values that the controller has tagged, like all that it templates ----------------------------------------
 
 
 def test_the_nccl_tests_job_of_two_nodes_is_written(play, node, tmp_path):

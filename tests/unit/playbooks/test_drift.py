@@ -1,7 +1,7 @@
 """playbooks/drift.yml through bin/drift.py over laid-out trees: each verdict, its exit code, and nothing changed.
 
-The wrapper alone: an exit code is an answer only where this very run has reached a verdict. And the guard: drift cannot
-change anything, what is let through, and that drift compares all that site applies.
+The wrapper: an exit code is an answer only if this very run reached a verdict. And the guard: drift cannot change
+anything, which actions pass, and drift compares everything that site applies.
 """
 
 import json
@@ -34,7 +34,7 @@ OWN = {
 
 
 class Site:
-    """Hosts with trees of their own, and the commands that a user has."""
+    """Hosts with their own trees, and a user's commands."""
 
     def __init__(self, folder: pathlib.Path):
         self.folder, self.hosts = folder, {}
@@ -94,7 +94,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def planted(site):
-    """planted(host, path, text): writes (None removes), and takes it back afterwards."""
+    """planted(host, path, text): writes (None removes), and undoes it afterwards."""
     kept = []
 
     def write(host, path, text):
@@ -228,10 +228,10 @@ def test_ansible_playbook_by_itself_writes_the_same_reports(site):
     assert (verdict["run"], verdict["exit_code"], verdict["verdict"]) == ("r7", 0, "converged")
 
 
-# --- the wrapper alone ------------------------------------------------------------------------------------------------
+# --- the wrapper ------------------------------------------------------------------------------------------------------
 
 CODES = {"converged": 0, "drift": 2, "reboot_pending": 3, "unsafe": 4, "unreachable": 4}
-# Stands for ansible-playbook and the recorder: writes what PLAN says where the verdict was asked for, and ends as PLAN
+# Replaces ansible-playbook and the recorder: writes PLAN's verdict to the requested file, and ends as PLAN
 # says.
 RUNNER = """#!{python}
 import json, os, pathlib, signal, sys, time
@@ -262,7 +262,7 @@ def verdict(*answers, **change):
 
 @pytest.fixture
 def call(tmp_path):
-    """call(plan of the runner, *arguments): (exit code, what the wrapper says)."""
+    """call(plan of the runner, *arguments): (exit code, output of the wrapper)."""
     runner = tmp_path / "bin/ansible-playbook"
     runner.parent.mkdir()
     runner.write_text(RUNNER.format(python=sys.executable))
@@ -350,7 +350,7 @@ def test_ended_from_outside_it_ends_ansible_and_gives_no_verdict(call, tmp_path)
 # --- the guard --------------------------------------------------------------------------------------------------------
 
 PLAYBOOK = yaml.safe_load((ROOT / "playbooks/drift.yml").read_text())
-# What a task would write, and how it asks to.
+# The files that a task would write, and how it does it.
 WRITING = {
     "copied": {"copy": {"content": "x", "dest": "{{ folder }}/copied"}},
     "touched": {"command": {"argv": ["touch", "{{ folder }}/touched"]}},
@@ -414,7 +414,7 @@ def test_every_play_on_nodes_is_guarded_and_in_check_mode():
 
 
 def steps_of(playbook):
-    """The tasks of a playbook and of those that it imports, those of blocks one by one."""
+    """The tasks of a playbook and its imports, including those of blocks."""
     found = []
     for play in yaml.safe_load((ROOT / "playbooks" / playbook).read_text()):
         if "hosts" not in play:
@@ -431,7 +431,7 @@ def test_every_module_of_ours_knows_check_mode():
 
 
 def tasks_of(path):
-    """All tasks of a file, those in blocks too."""
+    """All tasks of a file, including those in blocks."""
 
     def walk(tasks):
         for task in tasks:

@@ -10,7 +10,7 @@ from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 from ansible_collections.gpufabric.rdma.tests.unit.playbooks.test_cluster import bundle
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "inventory/examples"
-# {example: (the machine that its nodes are, {what that calls something: what the example does})}
+# {example: (the machine of its nodes, {name on the machine: name in the example})}
 MACHINES = {
     "air-gap": ("h100-8x-cx7-ib", {}),
     "aks-four-modes": ("nd-h100-v5", {}),
@@ -25,7 +25,7 @@ IN_CLUSTER = ("TASK [gpufabric.rdma.k3s : ", "TASK [gpufabric.rdma.networks : ")
 
 
 def planned(folder, machines: dict, addresses: dict, *words) -> str:
-    """Output of `site --check`. machines: {host: fixture}, each with that host name and its address."""
+    """Output of `site --check`. machines: {host: fixture}, each with the host's name and address."""
     hosts = {}
     for number, (host, machine) in enumerate(machines.items()):
         text = re.sub(r"\b192\.0\.2\.[123]\d\b", addresses.get(host, f"192.0.2.{101 + number}"), json.dumps(machine))

@@ -10,7 +10,7 @@ LAB = tree.load("lab-rxe-debian12")
 
 
 def lay_out(folder, number):
-    """A lab node of its own number, with the double as its perftest."""
+    """A lab node with this number, and the double as its perftest."""
     fixture = copy.deepcopy(LAB)
     addresses = fixture["seams"]["addresses"]
     for netdev in ("eth2", "eth3"):
@@ -31,7 +31,7 @@ def matrix(tmp_path):
         for number in range(1, nodes + 1):
             root = lay_out(tmp_path / f"node{number}", number)
             prepare(root, number)
-            # One machine plays all nodes, so each needs ports of its own.
+            # One machine plays all nodes, so each needs separate ports.
             hosts[f"node{number}"] = {"discovery_root": str(root), "matrix_port": 18800 + 50 * number}
         own = {"discovery_software_hcas": True, "limits_services": ["containerd"]}
         own |= {"matrix_seconds": 1, "matrix_round_seconds": 8}
@@ -112,7 +112,7 @@ def test_with_one_peer_not_every_pair_is_measured_and_a_node_without_the_tool_is
 
 
 def in_use(root, number):
-    """A process of a pod that has the verbs device of rxe1 open, on node2."""
+    """A pod's process on node2 that has the verbs device of rxe1 open."""
     if number == 2:
         folder = root / "proc/4711/fd"
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""verify.yml and matrix.yml with a cluster: laid-out nodes, and a double of `k3s kubectl` in place of the cluster."""
+"""verify.yml and matrix.yml with a cluster: laid-out nodes, and a double of `k3s kubectl` instead of the cluster."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ PODS = [{"kind": kind, "node": f"node{number}"} for kind in ("workload", "seed")
 
 @pytest.fixture
 def cluster(tmp_path):
-    """The cluster that the plays run against; its test pods answer as those of guide 004."""
+    """The cluster that the plays run against; its test pods answer like those of guide 004."""
     made = kubectl_cluster.make(tmp_path / "cluster.json", NETDEV, pods.own_resource(0))
     text = ROCE.replace("active_mtu:		4096 (5)", "active_mtu:		1024 (3)")
     for pod in PODS:
@@ -32,7 +32,7 @@ def play(tmp_path, cluster):
     for name in ("node1", "node2"):
         root = tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / name)
         hosts[name] = {"discovery_root": str(root)}
-        # Without them no pod can start, and none is tried.
+        # Without them no pod can start, so none is tried.
         (root / "opt/cni/bin").mkdir(parents=True)
         for program in PROGRAMS:
             (root / "opt/cni/bin" / program).write_text("#!/bin/sh\n")
@@ -67,7 +67,7 @@ def checks(play, tmp_path):
 def test_pods_are_run_judged_and_gone_and_the_linter_speaks(play, cluster):
     output = play("verify")[2]
     failed = output.partition("\nFailed\n")[2].partition("\nNot verified\n")[0]
-    # The nodes were never set up, which is told; of the pods nothing is wrong; of the network what the linter finds.
+    # The nodes were never set up, which is reported; the pods are fine; the linter reports the network.
     assert [kind for kind in ("pod workload", "pod seed") if kind in failed] == []
     assert f"{NETDEV} of node1 carries the default route" in " ".join(failed.split())
     assert "ib_write_bw rail 0 over net1: pod on node1 -> node2" in output
@@ -84,14 +84,14 @@ def test_a_program_of_a_network_that_cannot_run_is_named_on_its_node_and_not_wai
 
 
 def refuse_pods(program):
-    """The API server refuses what is applied."""
+    """The API server refuses applied objects."""
     refusal = "Error from server (Forbidden): pods is forbidden"
     said = f'[ "$1" = apply ] && {{ echo "{refusal}" >&2; exit 1; }}'
     program.write_text(program.read_text().replace("exec", f"{said}\nexec"))
 
 
 def test_where_the_pod_part_fails_for_the_first_node_every_node_keeps_its_own_checks(checks, cluster, tmp_path):
-    """The API server refuses the pods; on node2 stands a CNI configuration whose plugin is missing."""
+    """The API server refuses the pods; node2 has a CNI configuration without its plugin."""
     refuse_pods(tmp_path / "bin/k3s")
     planted = tmp_path / "node2/etc/cni/net.d/10-site.conflist"
     planted.parent.mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_pods_are_measured_in_both_directions_and_are_gone_afterwards(play, clus
     assert [tuple(row[key] for key in keys) for row in tests] == [(*told, "node1", "node2"), (*told, "node2", "node1")]
     assert {tuple(row["counters_not_read"]) for row in tests} == {("from", "to")}
     assert code != 0
-    # The double notes a call when its process has begun, and a server whose client is done may be ended before.
+    # The double records a call once its process has begun, and a server may be killed earlier if its client is done.
     assert 2 + 2 <= len(cluster.calls("exec")) <= 2 + 4, "each pod is asked once; two ends for each direction"
     assert len(cluster.calls("apply")) == 1
 

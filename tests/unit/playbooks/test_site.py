@@ -28,7 +28,7 @@ def play(tmp_path):
 
 @pytest.fixture
 def node(tmp_path):
-    """node(fixture): variables of a host whose tree it is; its services are left alone."""
+    """node(fixture): variables of a host with this tree; its services are left alone."""
 
     def lay_out(name, number=0, **variables):
         root = tree.lay_out(tree.load(name), tmp_path / f"{name}-{number}")
@@ -130,13 +130,13 @@ def test_a_second_run_on_one_node_is_short(play, node, playbook, words, most):
     assert code == 0, first
     code, output = play(playbook, hosts, *words)
     assert (code, output.count("changed=0")) == (0, 1), output
-    # What a tree of files cannot show is nothing that a node prints.
+    # Nodes do not print what a tree of files cannot show.
     told = re.sub(r"^Not verified\n.*?\n\n", "", output, flags=re.MULTILINE | re.DOTALL)
     assert len(told.splitlines()) <= most, told
 
 
 def test_a_run_whose_checks_fail_ends_with_the_page_and_with_its_failure(play, node, tmp_path):
-    """That is the run whose page someone needs."""
+    """The page of such a run is the one that is needed."""
     hosts = {f"node{number}": node("h100-8x-cx7-ib", number, limits_services=["k3s"]) for number in (1, 2)}
     (port,) = pathlib.Path(hosts["node2"]["discovery_root"]).glob("sys/class/infiniband/mlx5_0/ports/1/state")
     port.write_text("1: DOWN\n")
@@ -167,7 +167,7 @@ def test_a_page_that_could_not_be_written_is_in_the_list_before_anything_changes
 # --- a run over no node has checked nothing: it fails and names the group ---------------------------------------------
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-# What runs on the controller: no node is needed.
+# Playbooks that run on the controller need no node.
 WITHOUT_NODES = ["bundle", "import_policy", "report"]
 PLAYBOOKS = sorted({path.stem for path in ROOT.glob("playbooks/*.yml")} - {*WITHOUT_NODES})
 
@@ -214,7 +214,7 @@ def test_a_policy_is_compared_with_nodes_or_refused(tmp_path):
 
 
 def test_a_controller_without_netaddr_is_refused_before_any_node_is_called(tmp_path):
-    """The cluster layer met it after the host layer had changed the nodes; what refuses is first in each playbook."""
+    """The cluster layer met it after the host layer had changed the nodes; the refusal is first in each playbook."""
     (tmp_path / "sitecustomize.py").write_text("import sys\n\nsys.modules['netaddr'] = None\n")
     python = [sys.executable, "-m", "ansible", "playbook"]
     inventory = {"gpu_nodes": {"hosts": {"a": {"ansible_host": "192.0.2.1"}}}}

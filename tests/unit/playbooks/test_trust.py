@@ -1,7 +1,7 @@
-"""What a node answers, or a foreign file holds, never steers the controller: actions and callbacks in one process.
+"""A node's answer, or a foreign file, never controls the controller: actions and callbacks in one process.
 
 Each string of node2's answer becomes a hostile one, all at once and one at a time. Nothing more is written, read or
-started than with an honest node2, and what is decided for node1 stays, but for OF_PEERS. `tests/endurance/hostile.py`
+started than with an honest node2, and the decisions for node1 stay, except for OF_PEERS. `tests/endurance/hostile.py`
 does the same to whole playbooks.
 """
 
@@ -41,7 +41,7 @@ KINDS = {
     "option": "--kubeconfig=@/home/notes",
     "another": "node1",
 }
-# What a node adds to a result: marks of the drift recorder, and variables that choose files and commands.
+# Additions of a node to a result: marks of the drift recorder, and variables that choose files and commands.
 MARKS = {
     "drift_mark": "begin", "hosts": ["node1"], "settings": dict.fromkeys(("json_file", "junit_file"), "@/home/notes"),
     "add_host": {"host_name": "node1", "groups": ["gpu_nodes"], "host_vars": {"ansible_host": "node2"}},
@@ -54,7 +54,7 @@ MARKS = {
 }  # fmt: skip
 ROLES = ["discovery", "rdma_netns", "kernel_modules", "limits", "rail_links", "k3s", "node_firewall", "cni_plugins"]
 ROLES += ["pcie", "flannel", "node_ready", "multus", "device_plugin", "networks"]
-# What node1 needs of node2: its addresses and the networks of all nodes; and why the run stops.
+# node1's needs from node2: its addresses and the networks of all nodes; and why the run stops.
 OF_PEERS = ("firewall", "findings", "networks")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "socket.connect")
@@ -62,7 +62,7 @@ CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.l
 
 
 class Watch:
-    """The files that are read and written and the programs that are started, while it watches."""
+    """Watches the files that are read and written and the programs that are started."""
 
     def __init__(self):
         self.seen: set | None = None
@@ -91,7 +91,7 @@ def watch():
 
 
 def act(name: str, args: dict, known: dict, answer: dict | None = None, host: str = "node1") -> dict:
-    """What an action returns where the module that it calls answers so."""
+    """The result of an action if its module answers like this."""
     groups = {"all": [*known], "gpu_nodes": [*known], "k3s_servers": ["node1"]}
     variables = {**known.get(host, {}), "hostvars": known, "groups": groups, "inventory_hostname": host}
     task = types.SimpleNamespace(args=args, action=f"gpufabric.rdma.{name}", check_mode=False, async_val=0)
@@ -116,7 +116,7 @@ class Site(Cluster):
             self.answers[name] = {key: value for key, value in answer.items() if key != "invocation"}
 
     def run(self, answer: dict) -> dict:
-        """What is decided for node1 where node2 gives this answer."""
+        """The decisions for node1 if node2 gives this answer."""
         known = HostVars({name: dict(variables) for name, variables in self.known.items()})
         both = {"roles": ROLES, "hosts": [*known]}
         for name, said in (("node1", self.answers["node1"]), ("node2", answer)):
@@ -133,7 +133,7 @@ class Site(Cluster):
 
 
 def places(value, path=()):
-    """The keys of each string, of a list those of its first item."""
+    """The keys of each string; of a list only those of its first item."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from places(item, (*path, key))
@@ -154,7 +154,7 @@ def replaced(value, text, only=None, path=()):
 
 
 def trials(value, folder, megabytes=10):
-    """(what is replaced, text): all strings by each kind, each string by one, and some by ten megabytes."""
+    """(replaced strings, text): all by each kind, each by one kind, and some by ten megabytes."""
     each = list(places(value))
     texts = {kind: text.replace("@", str(folder)) for kind, text in KINDS.items()}
     yield from (((kind, None), text) for kind, text in texts.items())
@@ -172,7 +172,7 @@ def test_no_string_of_a_node_s_answer_steers_the_controller(tmp_path, watch):
     wrong = {}
     for what, lie in trials(answer, tmp_path):
         decided, seen = watch.during(lambda lie=lie, only=what[1]: site.run(replaced(answer, lie, only)))
-        # A node that cannot be planned with stops the cluster's plan, not the other node's own.
+        # A node whose answer cannot be planned with stops the cluster's plan, not the other node's.
         wrong[what] = [*(seen - usual), *(key for key in decided if decided[key] != honest[key])]
     assert {what: found for what, found in wrong.items() if found} == {}
 
@@ -241,7 +241,7 @@ def test_no_string_of_a_foreign_policy_is_evaluated(tmp_path, watch, guide):
         assert (what, seen - usual, texts) == (what, set(), [])
 
 
-# --- nor does it reach a terminal, a log or a page as something that they obey ----------------------------------------
+# --- nor does it reach a terminal, a log or a page as control sequences -----------------------------------------------
 
 # C0, DEL and C1 (an 8-bit terminal reads 0x9b as ESC [); bidi, invisible ones, separators of lines; the sequences.
 CONTROLS = [chr(code) for code in (*range(9), *range(11, 32), *range(127, 160))]
@@ -251,7 +251,7 @@ SEQUENCES = ["\x1b[2J\x1b[1;32mok", "\x1b]0;title\x07", "\x1b]8;;https://a.b\x1b
 UNFIT = [*CONTROLS, *BIDI, *OTHERS]
 PLANT = "".join([*SEQUENCES, *UNFIT])
 FORGED = "\nnode9  all passed"
-# What a node says nothing in: words that the collection itself has set.
+# Keys without a node's text: words that the collection itself has set.
 OWN = {"schema", "at", "kind", "status", "verdict", "id", "failure", "host", "from", "to", "path", "memory", "state"}
 OWN |= {"phys_state", "link_layer", "address", "name", "hca", "netdev", "pci", "flavor", "netns_mode", "distance"}
 
@@ -266,7 +266,7 @@ def planted(value):
 
 
 def outputs():
-    """(which, text) of all that is made for people, from what hostile nodes have said."""
+    """(which, text) of all texts for people, from the answers of hostile nodes."""
     finding = change.Finding(f"HCA {PLANT}", f"firmware {PLANT}", f"firmware {PLANT}", f"flash {PLANT}")
     told = {"host": "node1", **finding._asdict()}
     yield "a sentence", text.sentence(finding)
@@ -319,7 +319,7 @@ TASKS = [
 
 def test_a_play_prints_none_of_it(tmp_path):
     (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": TASKS}]))
-    hostile = PLANT.replace("\ud800", "").replace("\udfff", "")  # Ansible itself takes no lone surrogate
+    hostile = PLANT.replace("\ud800", "").replace("\udfff", "")  # Ansible itself refuses a lone surrogate
     (tmp_path / "vars.json").write_text(json.dumps({"hostile": hostile}))
     ours = {"ANSIBLE_CONFIG": ansible_playbook.no_settings(), "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path)}
     code, printed = running.play(tmp_path, "-i", "localhost,", "play.yml", "-e", "@vars.json", **ours)
@@ -328,11 +328,11 @@ def test_a_play_prints_none_of_it(tmp_path):
     assert [ascii(bad) for bad in UNFIT if bad in printed] == []
 
 
-# --- nobody goes past it ----------------------------------------------------------------------------------------------
+# --- no task bypasses it ----------------------------------------------------------------------------------------------
 
 
 def test_a_role_prints_what_it_was_told_through_show():
-    """debug, fail, assert and pause print as it is whatever a variable holds: only numbers of ours."""
+    """debug, fail, assert and pause print any variable unchanged: only our numbers are allowed."""
     found = []
     for path in [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]:
         blocks = re.findall(r"ansible\.builtin\.(?:debug|fail|assert|pause):\n((?: {4,}.*\n)+)", path.read_text())

@@ -22,7 +22,7 @@ def options():
 
 @pytest.fixture
 def variables(options):
-    """The effective variables of a host that sets none."""
+    """The effective variables of a host without any."""
     effective, findings = host.validate(options, {})
     assert findings == []
     return copy.deepcopy(effective)
@@ -48,7 +48,7 @@ def built(headers):
 
 @pytest.fixture
 def short_names(monkeypatch):
-    """Short names of resources, whatever the device plugin calls them."""
+    """Short names of resources, independent of the device plugin's names."""
     monkeypatch.setattr(config, "NAME", "rail{index}")
 
 
@@ -79,7 +79,7 @@ def script(put):
 
 @pytest.fixture
 def captured(facts_of, variables):
-    """Facts of the nodes of a sound cluster (pitfall_world), and the variables of a host that sets none."""
+    """Facts of the nodes of a healthy cluster (pitfall_world), and the variables of a host without any."""
     nodes = {name: facts_of(name, rails=[]) for name in ("card-without-mlx5-ib", "exclusive-netns-foreign-file")}
     rails = [{"hca": "mlx5_0"}, {"hca": "mlx5_1"}]
     nodes["gh200-cx7-roce"] = facts_of("gh200-cx7-roce", rails=rails[:1])

@@ -1,7 +1,7 @@
 """Role device_plugin: its DaemonSet against the Go plugin's, and run for real: both modes, and taking over.
 
-In the plays kubectl is a double and the Go plugin an entry in the tree's /proc. The environment is taken for installed,
-which the fast nodes do for real (molecule/rails/tests/test_device_plugin.py).
+In the plays kubectl is a double and the Go plugin an entry in the tree's /proc. The environment counts as installed;
+the fast nodes install it for real (molecule/rails/tests/test_device_plugin.py).
 """
 
 import json
@@ -53,7 +53,7 @@ def render(config="{}", links_up=False, **settings):
 
 
 def test_its_privileges_are_least_and_it_meets_the_kubelets_deadline():
-    """No access to any device; no limit on processors, which would make it late; never two of them on a node."""
+    """No access to any device; no CPU limit, which would slow it down; never two of them on a node."""
     spec, theirs = manifest()["spec"], RECIPE[1]["spec"]["template"]["spec"]
     (container,), volumes = spec["template"]["spec"]["containers"], spec["template"]["spec"]["volumes"]
     security = container["securityContext"]
@@ -81,7 +81,7 @@ def test_the_role_and_its_settings_apply_what_kustomize_and_its_components_make(
     assert rendered["DaemonSet"]["spec"]["selector"] == daemon_set["spec"]["selector"]
     made = render((DEPLOY / "config.json").read_text())
     assert {kind: made[kind] for kind in ("DaemonSet", "ConfigMap")} == rendered
-    # kustomize takes no absolute paths.
+    # kustomize refuses absolute paths.
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/kustomization.yaml").write_text(
@@ -124,7 +124,7 @@ NIC = {"ownerReferences": [{"kind": "NicClusterPolicy", "name": "nic"}]}
     ({"image": "kube-flannel"}, {}, []),
 ])  # fmt: skip
 def test_daemonsets_that_run_the_plugin_are_known_by_image_or_command(container, meta, wanted):
-    """Ours is the one that the role has applied, and not a copy with its labels, which is asked about."""
+    """Ours is the one that the role applied; a copy with its labels needs consent."""
     spec = {"template": {"spec": {"containers": [container]}}}
     item = {"metadata": {"namespace": "kube-system", "name": "one", "labels": {}, **meta}, "spec": spec}
     assert [(one["ours"], one["owner"]) for one in migration.plugins([item])] == wanted
@@ -169,7 +169,7 @@ class Place:
         inventory = {"k3s_servers": {"hosts": {"node1": {**common, **variables}}}}
         code, output = running.play(self.folder, *arguments, inventory=inventory, plays=PLAY)
         assert (code != 0) == fails, output
-        # Long messages are printed in lines.
+        # Long messages are wrapped.
         return " ".join(output.split()), int(re.search(r"^node1 +: .*changed=(\d+)", output, re.MULTILINE)[1])
 
 

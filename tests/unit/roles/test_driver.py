@@ -13,12 +13,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 MARK = "rdma.gpufabric.io/cordoned-for-driver"
 POD = kubectl_cluster.pod("jobs", "train-0", "node1", owner="ReplicaSet")
 PROXY = kubectl_cluster.pod("kube-system", "kube-proxy-x", "node1", owner="DaemonSet")
-# What the gate says of a node on which pods run; the driver itself is left alone here.
+# The gate's answer for a node with pods; the driver itself is left alone here.
 GATE = {"verdict": "nothing", "steps": ["cordon and drain the Kubernetes node"]}
 
 
 class Cluster(kubectl_cluster.Cluster):
-    """The cluster, and the two halves of the role that speak to it."""
+    """The cluster, and the two halves of the role that use it."""
 
     def __init__(self, folder):
         super().__init__(folder / "cluster.json")
@@ -96,7 +96,7 @@ def test_inside_host_it_makes_no_remote_call_and_alone_it_reads_the_node_once(tm
         assert not [task for task in tasks if task.startswith(("gpufabric.rdma.driver", "Gather RDMA facts"))]
 
 
-# --- where its packages come from, and which keys it accepts, by the real templates of its variables ------------------
+# --- the source of its packages and the accepted keys, by the real templates of its variables -------------------------
 
 NEW_KEY = "70454E6BF5D9C2D3B78709E8DC726C5E41B9CC50"
 DEFAULTS = {

@@ -1,7 +1,7 @@
-"""playbooks/render.yml against what the roles apply, and cluster_objects_owner: gitops.
+"""playbooks/render.yml against the roles' applied objects, and cluster_objects_owner: gitops.
 
-Two nodes' trees and a double of kubectl. It keeps what each real apply was handed, so that a rendered file can be
-compared with what the API server got.
+Two nodes' trees and a double of kubectl. It keeps the input of each real apply, so a rendered file can be
+compared with the API server's.
 """
 
 import json
@@ -58,7 +58,7 @@ class Site:
         return self.play("apply.yml", *arguments, **variables)
 
     def sync(self) -> None:
-        """What Flux does with the folder: applies each list in order under its own name, and marks what it brought."""
+        """Does Flux' work on the folder: applies each list in order under its own name, and marks its objects."""
         for role in yaml.safe_load((self.git / "kustomization.yaml").read_text())["resources"]:
             names = yaml.safe_load((self.git / role / "kustomization.yaml").read_text())["resources"]
             for item in (yaml.safe_load((self.git / role / name).read_text()) for name in names):
@@ -79,7 +79,7 @@ class Site:
         return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
     def applied(self) -> list[dict]:
-        """What any real apply was handed, and nothing else can write: see the double's verbs."""
+        """The input of any real apply; nothing else can write: see the double's verbs."""
         assert self.cluster.calls("delete") == []
         applied = self.cluster.state().get("applied", {})
         return [item for manager, items in applied.items() if manager != FLUX for item in items]
@@ -92,7 +92,7 @@ def site(tmp_path):
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
-    """The files of one rendering, which is announced before and changes no node."""
+    """The files of one rendering, which is announced and changes no node."""
     site = Site(tmp_path_factory.mktemp("rendered"))
     before = site.nodes()
     code, output = site.render("--check")
@@ -126,7 +126,7 @@ def test_each_role_s_folder_has_byte_for_byte_what_the_role_applies(site, render
 
 
 def role_of(item: dict) -> str:
-    """A namespace carries no label of its owner, because others make it too."""
+    """A namespace has no label of its owner, because others create it too."""
     owner = (item["metadata"].get("labels") or {}).get("rdma.gpufabric.io/owner")
     spaces = {"kube-flannel": "flannel", "kube-multus": "multus", "gpufabric-rdma": "node_ready"}
     return OWNERS[owner] if owner else spaces[item["metadata"]["name"]]
@@ -134,7 +134,7 @@ def role_of(item: dict) -> str:
 
 def test_a_second_run_changes_nothing_what_is_not_wanted_goes_and_what_is_not_ours_stays(site, rendered):
     foreign = {"networks/patch-of-mine.yaml": b"kind: Mine\n", "README.md": b"mine\n"}
-    # Of a directory that holds nothing of ours nothing is known, so nothing is said.
+    # Nothing is known about a directory without our files, so nothing is reported.
     silent = {".git/config": b"theirs", "theirs/kustomization.yaml": b"resources: []\n", "multus/binary": b"\xff\xfe"}
     site.put({**rendered, **foreign, **silent})
     code, output = site.render()

@@ -24,7 +24,7 @@ def play(tmp_path):
             "roles": [f"gpufabric.rdma.{role}" for role in roles],
             "post_tasks": [{"ansible.builtin.import_role": role} for role in ends],
         }
-        # Never this machine: a host without a tree of its own gets an empty one.
+        # Never this machine: a host without a tree gets an empty one.
         (tmp_path / "empty").mkdir(exist_ok=True)
         common = running.local(discovery_root=str(tmp_path / "empty"))
         inventory = {"all": {"hosts": hosts, "vars": common}}
@@ -110,7 +110,7 @@ def test_consent_to_a_reboot_has_three_states(play):
 
 
 def test_a_node_that_would_not_come_back_is_not_rebooted(play, tmp_path):
-    """The image that dracut took away, on a node of a cluster."""
+    """The image that dracut removed, on a node of a cluster."""
     root = tmp_path / "node"
     for path in ("boot/vmlinuz-5.14", "lib/modules/5.14/modules.dep", "var/lib/rancher/k3s/agent/kubelet.kubeconfig"):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def test_a_node_that_would_not_come_back_is_not_rebooted(play, tmp_path):
     refused = found["allowed"][GATE]
     assert refused["failed"] is True
     assert "kernel 5.14, which boots next" in refused["msg"]
-    assert "the entry names no image" in refused["msg"]
+    assert "the entry has no image" in refused["msg"]
     assert "Reboot" not in found["allowed"]
     assert not any(result.get("failed") for result in found["later"].values())
 

@@ -106,7 +106,7 @@ def test_a_host_put_in_front_of_the_inventory_does_not_become_a_second_cluster(p
 
 @pytest.fixture
 def cluster(tmp_path):
-    """The API server of node1 and node2, with a pod on each, which the play's `k3s kubectl` asks."""
+    """The API server of node1 and node2, with a pod on each, for the play's `k3s kubectl`."""
     found = kubectl_cluster.Cluster(tmp_path / "cluster.json")
     found.install(tmp_path / "bin/k3s")
     for name in ADDRESSES:
@@ -134,7 +134,7 @@ def upgrade(play, tmp_path, bundle):
 
 
 def steps(cluster):
-    """(verb, node) of what was done to nodes: cordon and uncordon are patches."""
+    """(verb, node) of changes to nodes: cordon and uncordon are patches."""
     done = []
     for call in cluster.calls():
         if call[0] == "drain":
@@ -154,7 +154,7 @@ def copied(tmp_path):
 
 
 def test_a_node_that_a_run_left_half_way_is_upgraded_before_the_next_and_a_cordon_survives(upgrade, cluster, tmp_path):
-    """The program is copied, k3s was not restarted: by its files all is done, not by its record."""
+    """The program is copied, k3s was not restarted: done by its files, but not by its record."""
     copied(tmp_path)
     objects = cluster.objects
     objects["Node//node2"]["spec"]["unschedulable"] = True  # by someone else
@@ -167,7 +167,7 @@ def test_a_node_that_a_run_left_half_way_is_upgraded_before_the_next_and_a_cordo
 
 
 def test_a_node_that_is_not_ready_again_ends_the_upgrade(upgrade, cluster, tmp_path):
-    """Cut off between restart and Ready: nothing is stale, and the next node stays where it is."""
+    """Cut off between restart and Ready: nothing is stale, and the next node is not started."""
     copied(tmp_path)
     state.remember(str(tmp_path / "node1"), None)
     ours = {"manager": "gpufabric.rdma", "operation": "Update", "fieldsV1": [".spec.unschedulable"]}

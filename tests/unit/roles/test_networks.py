@@ -18,7 +18,7 @@ COMPONENTS = SPECS["networks_components"]["choices"]
 
 
 def rendered(component, **changes):
-    """The objects of one component, as the role's template makes them."""
+    """The objects of one component, from the role's template."""
     variables = {
         "__networks_used_images": IMAGES,
         "__networks_plan": {"sriov_config": {"resourceList": [{"resourceName": "vfs"}]}},
@@ -140,7 +140,7 @@ def test_a_limited_run_writes_its_nodes_and_leaves_the_cluster_alone(site):
 
 
 def test_a_node_that_failed_earlier_in_the_play_is_named_and_the_cluster_left_alone(site):
-    """Objects planned from the others would send its pods to nothing. It is not in the group of nodes, only played."""
+    """Objects planned from the others would break its pods. It is not in the group of nodes, only played."""
     others = {"node2": {**site.hosts["node2"], "networks_node_number": 1}}
     site.write({"node1": site.hosts["node1"]}, "gpu_nodes:others", others=others)
     code, output = site.run(networks_rails=True, lost=["node2"])

@@ -1,6 +1,6 @@
-"""Three programs of a node: what keeps the startup taint, over a real TLS socket to a double of the API server; what
-keeps Multus' configuration in step with its daemon, with real files and Unix sockets and the test's clock; and the CNI
-plugin of claims' networks."""
+"""Three programs of a node: the one for the startup taint, over a real TLS socket to a double of the API server; the
+guard of Multus' configuration, with real files and Unix sockets and the test's clock; and the CNI plugin of claims'
+networks."""
 
 import base64
 import datetime
@@ -34,7 +34,7 @@ LIMITS = "Limit   Soft Limit   Hard Limit   Units\nMax locked memory         {} 
 
 
 class Cluster:
-    """What the double serves. tokens: {token: user}; calls: [(method, path, body)] as they came."""
+    """The double's state. tokens: {token: user}; calls: [(method, path, body)] in order."""
 
     def __init__(self, node: dict | None, tokens: dict):
         self.node, self.tokens, self.calls = node, tokens, []
@@ -131,11 +131,11 @@ def certificates(folder: pathlib.Path) -> str:
     return certificate.decode("ascii")
 
 
-# --- what keeps the startup taint -------------------------------------------------------------------------------------
+# --- the startup taint ------------------------------------------------------------------------------------------------
 
 
 class Bed:
-    """A node's files below a folder, and the double that its kubelet's kubeconfig names."""
+    """A node's files below a folder, and the double in its kubelet's kubeconfig."""
 
     def __init__(self, folder: pathlib.Path, cluster: Cluster, double: ApiDouble):
         self.folder, self.cluster, self.double = folder, cluster, double
@@ -180,7 +180,7 @@ class Bed:
         return self.cluster.node["spec"].get("taints", [])
 
     def kubelet(self, ready: str = "True", boot: str = BOOT, **allocatable) -> None:
-        """What the kubelet has reported last."""
+        """The kubelet's last report."""
         self.cluster.node["status"] = {
             "conditions": [{"type": "Ready", "status": ready}],
             "nodeInfo": {"bootID": boot},
@@ -210,7 +210,7 @@ def test_after_a_boot_the_taint_is_set_before_multus_may_go_on(bed):
 
 
 def test_the_taint_is_removed_when_every_condition_holds_and_not_before(bed):
-    bed.cluster.node["spec"]["taints"] = [OTHER, OWN]  # as the kubelet has registered it
+    bed.cluster.node["spec"]["taints"] = [OTHER, OWN]  # as registered by the kubelet
     bed.kubelet("False")
     bed.limit("8388608")
     keeper = bed.keeper()
@@ -331,7 +331,7 @@ def test_a_kubeconfig_names_the_authority_as_a_file_or_inside(tmp_path):
 
 
 def test_the_program_awaits_what_its_other_half_has_written(tmp_path):
-    """As systemd and the role start it; its own half-second is the only clock here."""
+    """Started like by systemd and the role; its own half-second is the only clock here."""
     (tmp_path / "run").mkdir()
     (tmp_path / "settings.json").write_text(json.dumps({"node": "node1", "run_directory": str(tmp_path / "run")}))
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -386,7 +386,7 @@ class Daemon:
         self._daemon.listen(64)
 
     def kill(self):
-        """The socket's file stays, as after SIGKILL."""
+        """The socket's file stays, like after SIGKILL."""
         if self._daemon:
             self._daemon.close()
             self._daemon = None
@@ -563,7 +563,7 @@ def test_a_pod_gets_the_networks_of_its_claims_and_leaves_nothing(claims):
         ("ADD", "rail1", {**after, "prevResult": {"by": "macvlan", **shared}}),
         ("ADD", "rail0", plain),
     ]
-    # Neither the claim nor the configuration has to be there still.
+    # Claim and configuration may be gone by now.
     for path in [*claims.folder.glob("cdi/*"), *claims.folder.glob("net.d/*")]:
         path.unlink()
     assert claims.run("DEL") == (0, None, [("DEL", "rail0", plain), ("DEL", "rail1", after), ("DEL", "rail1", first)])
@@ -580,7 +580,7 @@ def test_what_cannot_be_released_is_tried_with_the_next_pod(claims):
     code, answer, calls = claims.run("DEL")
     assert (code, [one[1] for one in calls], claims.records) == (0, ["rail1", "rail0"], ["c1.json.ended"])
     (claims.folder / "fail").write_text("")
-    # With the next pod that ends, whatever it has, and never in that one's namespace.
+    # With the next pod that ends, and never in that pod's namespace.
     code, answer, calls = claims.run("DEL", "c2", "another")
     assert (code, [one[:2] for one in calls], claims.records) == (0, [("DEL", "rail1"), ("DEL", "rail0")], [])
     assert set((claims.folder / "places").read_text().splitlines()) == {"c1 "}

@@ -1,6 +1,6 @@
-"""What roles render: a value stays a value whatever it holds and however it is spelt; pods start on taints.
+"""Rendered files of roles: a value stays a value with any content and spelling; pods start on taints.
 
-And the systemd units of roles and modules: confined as far as their work allows, and none is forgotten.
+And the systemd units of roles and modules: all are confined as far as their work allows.
 """
 
 import collections
@@ -29,7 +29,7 @@ PROGRAM = (
 
 
 def told_by(folder, *words):
-    """What a tool prints in a process of its own: Ansible's collection loader has to be at work."""
+    """The output of a tool in a separate process, because Ansible's collection loader has to be active."""
     path = ":".join(filter(None, sys.path))
     environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": path, "ANSIBLE_HOME": str(folder), "LC_ALL": "C.UTF-8"}
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
@@ -50,7 +50,7 @@ def test_a_value_stays_a_value_in_every_text_that_roles_render(told):
 
 
 def test_what_is_refused_is_refused_where_systemd_has_no_quotes_for_it(told):
-    """Objects take every string; a unit and tmpfiles.d take words only."""
+    """Objects accept every string; a unit and tmpfiles.d only accept words."""
     refusing = {name.split()[1] for name, text in told["texts"].items() if text["refused"]}
     assert refusing == {
         "rdma-device-plugin.service.j2",
@@ -61,11 +61,11 @@ def test_what_is_refused_is_refused_where_systemd_has_no_quotes_for_it(told):
 
 
 def test_every_text_that_a_task_writes_is_one_of_those():
-    """`content` of a task takes a text from a module that builds it from data, or a token."""
+    """`content` of a task is a text from a module that builds it from data, or a token."""
     found = set()
     for path in [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml")]:
         found |= set(re.findall(r"^ *(?:- )?content: (.*)$", path.read_text(), re.MULTILINE))
-    # What a filter writes as JSON has its quotes.
+    # JSON from a filter has its quotes.
     found = {text for text in found if not re.search(r"\| to_(nice_)?json }}(\\n)?\"$", text)}
     assert found == {
         "\"{{ __device_plugin_tokens['tokens']['rdma-device-plugin-' ~ __device_plugin_dra['name']] }}\"",
@@ -120,7 +120,7 @@ def test_names_paths_and_images_are_what_they_say(name, good, bad):
     assert [value for value in bad if not findings_of(name, value)] == []
 
 
-# --- spellings: an option given as text, as -e and INI inventories give it, does what the typed value does ------------
+# --- spellings: an option given as text, as -e and INI inventories give it, acts like the typed value ----------------
 
 
 def test_every_option_in_every_spelling_renders_as_its_typed_value_does(tmp_path):
@@ -133,7 +133,7 @@ def test_every_option_in_every_spelling_renders_as_its_typed_value_does(tmp_path
     assert (seen["cases"] >= 900, seen["rendered"] >= 1700) == (True, True), seen
 
 
-# --- what runs pods, over all objects that the collection applies: rendered, not listed by hand -----------------------
+# --- pods of all objects that the collection applies, rendered instead of listed by hand ------------------------------
 
 SETTINGS = rendering.role_vars("node_ready")["__node_ready_configuration"]
 STARTUP = {"key": SETTINGS["taint"], "value": "true", "effect": SETTINGS["effect"]}
@@ -147,7 +147,7 @@ def workloads():
 
 
 def test_every_template_with_pods_is_looked_at(workloads):
-    """What a text of the repository calls a workload, and what a role waits for, is among what was rendered."""
+    """Every workload in the repository's texts, and every one that a role waits for, is rendered."""
     waited = {"daemonset/kube-flannel-ds", "daemonset/kube-multus-ds", "daemonset/rdma-shared-dp-ds"}
     for items in rendering.role_vars("networks")["__networks_workloads"].values():
         waited |= {item["resource"] for item in items}
@@ -160,7 +160,7 @@ def test_every_template_with_pods_is_looked_at(workloads):
 @pytest.mark.parametrize("taint", [STARTUP, CONTROL_PLANE, GPU], ids=lambda taint: taint["key"])
 def test_what_is_deployed_and_waited_for_can_start_on_a_tainted_node(workloads, taint):
     """A node keeps the startup taint until Multus and the plugin serve; a role that waits for a pod that the taint
-    keeps off every node waits for ever, and so does the taint."""
+    keeps off every node waits forever, and so does the taint."""
     kept_off = [name for name, item in workloads.items() if not rendering.tolerates(rendering.pod_of(item), taint)]
     assert kept_off == []
 
@@ -184,12 +184,12 @@ def test_the_device_plugin_s_patches_keep_its_tolerations():
 
 # --- systemd units ----------------------------------------------------------------------------------------------------
 
-# keepalived's unit is not confined, like that of k3s: both run programs that are not ours.
+# keepalived's unit is not confined, like that of k3s: both run foreign programs.
 KEEPALIVED = ROOT / "roles/k3s/templates/address.service.j2"
 TEMPLATES = {path.name: path for path in set(ROOT.glob("roles/*/templates/*.service.j2")) - {KEEPALIVED}}
 PLUGIN = "rdma-device-plugin.service.j2"
 # k3s runs every container of the node, and its unit is the vendor's; keepalived is the distribution's program, which
-# opens raw sockets and starts the check script: what it needs has only been seen without confinement.
+# opens raw sockets and starts the check script: its needs are only known without confinement.
 UNCONFINED = {"plugins/module_utils/_k3s/config.py"}
 WRITTEN = {f"plugins/module_utils/_host/{name}.py" for name in ("nic_settings", "rail_links", "sriov")}
 OPTIONS = {
@@ -200,7 +200,7 @@ OPTIONS = {
 
 
 def render(name, **changes):
-    """With the defaults and variables as they are; what a role works out itself is set here."""
+    """With the real defaults and variables; values that a role derives itself are set here."""
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     environment.filters.update({"bool": bool, "gpufabric.rdma.unit_word": str})
     path, known = TEMPLATES[name], {}
@@ -227,7 +227,7 @@ UNITS = {
     **{f"plugin, {name}": render(PLUGIN, **changes) for name, changes in OPTIONS.items()},
     "plugin, all": render(PLUGIN, **EVERY),
 }
-# The goal is 3; what was reached is kept: systemd 252 says 1.4, 1.8, 1.8 and 2.0 of the plugin's.
+# The goal is 3; the limits are the reached values: systemd 252 reports 1.4, 1.8, 1.8 and 2.0 for the plugin's.
 MOST = {"plugin": 1.5, "plugin, links up": 1.9, "plugin, metrics": 1.9, "plugin, dra": 1.9, "plugin, all": 2.1}
 
 
@@ -277,7 +277,7 @@ DRA = "plugins/rdma.gpufabric.io"
 SERVED = ["kubelet/device-plugins", "kubelet/plugins_registry"]
 
 
-# What each of them may do, by the option or the work that needs it.
+# Permissions of each, by the option or the work that needs them.
 @pytest.mark.parametrize(("name", "setting", "values"), [
     ("guard", "ReadWritePaths", ["/etc/cni/net.d", "/etc/cni/gpufabric-rdma.d"]),
     ("guard", "RestrictAddressFamilies", ["AF_UNIX"]),  # the daemon's socket
@@ -318,7 +318,7 @@ def test_it_may_do_what_it_is_for_and_no_more(name, setting, values):
 
 
 def test_the_plugin_is_restarted_when_it_is_stuck_but_not_when_it_is_slow():
-    """A node that boots on all its cores may need minutes for what takes a second otherwise."""
+    """A node that is busy booting may need minutes for a task of a second."""
     made = settings("plugin")
     assert int(made["TimeoutStartSec"][0]) >= 300
     assert 10 * 5 <= int(made["WatchdogSec"][0]) <= 300

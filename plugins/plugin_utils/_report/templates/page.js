@@ -30,7 +30,7 @@ document.addEventListener("click", (event) => {
 reveal();
 function reachable() {
   for (const box of document.querySelectorAll(".scroll")) {
-    if (!box.checkVisibility()) { continue; } // to measure what is folded would lay out all of it
+    if (!box.checkVisibility()) { continue; } // measuring folded content would lay it all out
     if (box.scrollWidth > box.clientWidth) {
       box.tabIndex = 0;
       box.setAttribute("role", "region");

@@ -1,4 +1,4 @@
-"""bundle, as Ansible runs it, against a mirror on loopback and a double of skopeo; the rules of a bundle folder."""
+"""bundle, run by Ansible, against a mirror on loopback and a double of skopeo; the rules of a bundle folder."""
 
 import contextlib
 import functools
@@ -38,7 +38,7 @@ def sha256(data: bytes) -> str:
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Files of a folder; those of its registry for whoever fetches the token that everybody gets."""
+    """Files of a folder; those of its registry need the anonymous token."""
 
     def log_message(self, *_arguments):
         pass

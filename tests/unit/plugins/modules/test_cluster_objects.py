@@ -1,4 +1,4 @@
-"""cluster_objects and cluster_node, as Ansible runs them, against a double of kubectl; and the planner of objects."""
+"""cluster_objects and cluster_node, run by Ansible, against a double of kubectl; and the planner of objects."""
 
 import json
 
@@ -178,7 +178,7 @@ def test_who_applies_is_a_manager_and_no_hand(server, manager):
     ("cut", "seen"), [(0, "managed by helm"), (1, "managed by helm"), (99, "the answer broke off")]
 )
 def test_an_object_that_someone_else_made_is_not_taken_over_without_consent(server, cut, seen):
-    """An answer that was cut off before its first byte is no absence."""
+    """An answer that was cut off before its first byte does not mean absence."""
     wanted, live = [namespace(), config_map(a="1")], held(config_map(a="1"), "helm")
     server.add(namespace(), live)
     server.state(cut={"get": cut})
@@ -385,7 +385,7 @@ def test_a_node_is_cordoned_drained_and_uncordoned_and_each_second_run_changes_n
     ("drained:cordon,drain uncordon -> drained:cordon uncordoned:uncordon", KEPT, False),
 ])  # fmt: skip
 def test_a_cordon_of_an_administrator_is_not_ours(cluster, steps, left, cordoned):
-    """steps: what an administrator does, and a run of the module with the verbs that it takes."""
+    """steps: an administrator's actions, and runs of the module with their verbs."""
     for step in steps.replace("->", "").split():
         state, colon, wanted = step.partition(":")
         if not colon:

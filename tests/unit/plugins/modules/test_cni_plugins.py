@@ -1,4 +1,4 @@
-"""CNI plugins from a bundle folder to a node: real archives, real programs, the module as Ansible runs it."""
+"""CNI plugins from a bundle folder to a node: real archives, real programs, the module run by Ansible."""
 
 import hashlib
 import io
@@ -189,7 +189,7 @@ def test_a_plugin_that_was_there_before_is_replaced_and_that_is_reported(node):
 
 
 def test_a_program_that_runs_is_replaced(node, tmp_path):
-    """The kernel refuses to write it (Text file busy); a rename it allows."""
+    """The kernel refuses to write it (Text file busy), but allows a rename."""
     node.directory.mkdir(parents=True)
     (node.directory / "bridge").write_bytes(pathlib.Path("/bin/sleep").read_bytes())
     (node.directory / "bridge").chmod(0o755)

@@ -38,7 +38,7 @@ def root(tmp_path):
 def test_the_facts_are_those_of_the_library_in_check_mode_too(run, root):
     found = run(hca_facts, root=root, software_hcas=True)
     facts = gather(Tree(root), software_hcas=True)
-    facts["gpudirect"]["evidence"] = None  # without a GPU there is nothing for the doctor to judge
+    facts["gpudirect"]["evidence"] = None  # without a GPU the doctor has nothing to judge
     assert found["ansible_facts"] == {"rdma": facts}
     assert (found["rc"], found["changed"], found["forks"]) == (0, False, 0)
     assert [rail["hca"] for rail in found["ansible_facts"]["rdma"]["rails"]] == ["rxe0"]

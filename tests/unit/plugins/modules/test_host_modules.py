@@ -1,4 +1,4 @@
-"""The changing modules of the host layer, as Ansible runs them (processes below a captured root), and their seams."""
+"""The changing modules of the host layer, run by Ansible (processes below a captured root), and their seams."""
 
 import contextlib
 import errno
@@ -91,7 +91,7 @@ def test_only_stale_images_are_rebuilt_and_a_failure_names_the_image(tmp_path):
 
 
 class Kernel:
-    """Refuses the mode as often as told, on a clock that only sleeping moves."""
+    """Refuses the mode this many times, on a clock that only sleeping moves."""
 
     def __init__(self, refusals: int, code: int = errno.EBUSY):
         self.refusals, self.code, self.now, self.asked = refusals, code, 0.0, 0
@@ -186,7 +186,7 @@ def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps():
         "from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Tree, own_session;"
         "print(own_session(Tree('/')))"
     )
-    # env -i stands for sudo: the child has lost the variable, the shell above it has not.
+    # env -i replaces sudo: the child loses the variable, the shell above it does not.
     shell = f'env -i PYTHONPATH={":".join(sys.path)} {sys.executable} -c "{code}"; true'
     session = {"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.4 22", "PATH": os.environ["PATH"]}
     done = subprocess.run(["sh", "-c", shell], env=session, capture_output=True, text=True, check=True)
@@ -199,7 +199,7 @@ OLD, FAILED = b"old" * 33_000, 'rm -f -- "$2"\necho "dracut: creation of $2 fail
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        pytest.param(FAILED, "the image is still the old one", id="as dracut ends where /boot is full"),
+        pytest.param(FAILED, "the old image is still in place", id="as dracut ends where /boot is full"),
         ("exit 0", "an empty file or none"),
         (': >"$2"', "an empty file or none"),
         ('[ "$1" = --force ] && echo new >"$2"', None),

@@ -81,7 +81,7 @@ def test_services_are_read_from_systemd():
     [("abc", "abc", []), ("def", "abc", ["late"]), ("def", None, ["late"]), (None, "abc", [])],
 )
 def test_of_a_start_that_is_not_ours_what_was_written_later_counts(invocation, known, late):
-    """R5: the drop-in is removed, k3s restarted by hand, the drop-in put back with the very text of the record."""
+    """R5: the drop-in is removed, k3s restarted by hand, the drop-in restored with the text of the record."""
     running = {"k3s": {"pid": 77, "invocation": invocation, "started_at": 100.0}} if invocation else {}
     assert k3s_state.younger({"early": 99, "late": 101, "away": None}, running, known) == late
 
@@ -95,7 +95,7 @@ def test_facts_of_a_tree_carry_no_content(root, put):
 
 
 class Systemd:
-    """systemctl and journalctl as a double: a script of states, one for each time it is asked."""
+    """systemctl and journalctl as a double: a script of states, one per call."""
 
     def __init__(self, cluster, *states):
         self.cluster, self.states, self.calls, self.now = cluster, list(states), [], 0.0
@@ -226,7 +226,7 @@ def test_a_reset_takes_empty_folders_along_but_not_what_is_someone_elses(tmp_pat
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
 def test_a_foreign_file_is_bytes_and_its_copy_its_owners_alone(tmp_path, mode):
-    """It may hold a token, and its writer need not have known UTF-8."""
+    """It may hold a token, and may not be UTF-8."""
     foreign = "token: geheim # für alle\n".encode("latin-1")
     wanted = {**WANTED, "options": {k3s.CONFIG: {"node-ip": "192.0.2.1"}}, "takeover_allowed": True}
     place, held, token = (tmp_path / path.lstrip("/") for path in (k3s.CONFIG, f"{k3s.DATA}/server/token", k3s.TOKEN))
@@ -249,7 +249,7 @@ def test_a_foreign_file_is_bytes_and_its_copy_its_owners_alone(tmp_path, mode):
 
 # --- a reset on a copy of this machine --------------------------------------------------------------------------------
 
-# Its lower layer is this machine's root, read through an overlay: writes are discarded with the namespaces.
+# Its lower layer is this machine's root, below an overlay: writes are discarded with the namespaces.
 _ENTER = """
 mount --make-rprivate /
 mount -t tmpfs world world
@@ -263,10 +263,10 @@ for place; do mkdir -p "world/root$place"; mount --bind "$place" "world/root$pla
 cp script world/root/tmp/script
 exec chroot world/root sh /tmp/script
 """
-# Where the collection and its Python lie, which may be on file systems of their own: the overlay has none of those.
+# Paths of the collection and its Python, which may be on separate file systems that the overlay does not include.
 _NEEDED = sorted({str(pathlib.Path(__file__).resolve().parents[4]), sys.prefix, sys.base_prefix})
 _APART = ("unshare", "--mount", "--net", "--pid", "--fork")
-# Run by the script: a module of ours with these arguments; its answer as text.
+# Run by the script: one of our modules with these arguments; its answer as text.
 MODULE = """
 module() { printf '%s' "$2" | {python} -c '
 import json, sys
@@ -287,7 +287,7 @@ def may_mount() -> bool:
 
 
 def in_copy(folder: pathlib.Path, script: str) -> tuple[dict, str]:
-    """(what the module of the script answered last, what the script printed) of a shell script in such a copy.
+    """(the last answer of the script's module, the script's output) of a shell script in such a copy.
 
     folder: an empty one. The script has `module NAME JSON`, which runs a module of the collection.
     """
@@ -312,7 +312,7 @@ POD = "/var/lib/kubelet/pods/0a1b2c3d-0000-4000-8000-00000000000a"
 SANDBOX, OTHER = "a" * 64, "b" * 64
 NETNS = "cni-0a1b2c3d-0000-4000-8000-00000000000a"
 PODMANS = "cni-0a1b2c3d-0000-4000-8000-00000000000b"
-# A node of ours that was cut off half-way: its containers are gone, what they left is there.
+# One of our nodes, interrupted half-way: its containers are gone, their leftovers are there.
 NODE = """
 mkdir -p /srv/share /var/lib/rancher/k3s/server /var/lib/kubelet/pods /opt/double
 echo mine >/srv/share/file
@@ -324,7 +324,7 @@ for name in iptables-save ip6tables-save; do printf '#!/bin/sh\n' >/usr/sbin/$na
 
 @pytest.fixture
 def node(tmp_path):
-    """node(script): the module's answer and what the script printed after it; see in_copy."""
+    """node(script): the module's answer and the script's output after it; see in_copy."""
     if not may_mount():
         pytest.skip("not verified: wants root, it mounts file systems")
     return lambda script: in_copy(tmp_path, NODE + script)
@@ -378,7 +378,7 @@ WALK = "from ansible_collections.gpufabric.rdma.plugins.module_utils._core impor
 
 
 def test_a_mount_that_comes_up_meanwhile_stops_the_walk(node):
-    """The plan has refused what it saw; this is the walk alone, with a bind mount of the folder's own file system."""
+    """The plan refuses visible mounts; this tests only the walk, with a bind mount of the folder's own file system."""
     _answer, said = node(f"""
     echo '{{}}' >/tmp/answer
     mkdir -p /a/deep/bound /a/deep/other /a/goes; echo mine >/a/goes/file; touch /a/deep/file
@@ -479,7 +479,7 @@ def test_what_podman_has_of_a_network_stays(node):
 
 
 def test_what_host_local_keeps_of_our_networks_without_a_pod_goes_and_that_of_others_stays(node):
-    """Seen on a lab node: with the last pod its addresses went, lock and last address of each rail stayed."""
+    """Seen on a lab node: the addresses went with the last pod, lock and last address of each rail stayed."""
     answer, said = node(f"""
     mkdir -p /etc/cni/multus/net.d /var/lib/cni/networks/rail0 /var/lib/cni/networks/rail1 /var/lib/cni/networks/theirs
     echo '{{"name": "rail0"}}' >/etc/cni/multus/net.d/gpufabric-rdma-rail0.conf

@@ -1,4 +1,4 @@
-"""cluster_info and test_pods as Ansible runs them, with a double of kubectl."""
+"""cluster_info and test_pods, run by Ansible, with a double of kubectl."""
 
 import pathlib
 import select
@@ -71,7 +71,7 @@ OWNED, MANAGED = "rdma.gpufabric.io/owner", "app.kubernetes.io/managed-by"
 
 
 def foreign(name, manager, operation="Update", **labels):
-    """A namespace as someone else has made it."""
+    """A namespace that someone else created."""
     managed = [{"manager": manager, "operation": operation, "fieldsV1": []}]
     meta = {"name": name, "labels": labels, "managedFields": managed}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
@@ -117,7 +117,7 @@ def test_pods_that_cannot_start_are_left_out_with_the_reason_and_not_waited_for(
     change(objects["Node//node2"], hosts[1])
     cluster.state(objects=objects)
     plan = planned(cluster, hosts)
-    # Whatever would be started on node2 stays in ContainerCreating.
+    # Every pod on node2 stays in ContainerCreating.
     cluster.state(pending={f"{kind}-node2": ["ContainerCreating"] for kind in ("workload", "seed")})
     ran = run(cluster, plan, wait_seconds=600)
     assert ran["seconds"]["pods"] < 30
@@ -161,7 +161,7 @@ def test_check_mode_only_reads(cluster):
 
 
 class SlowKubectl:
-    """A double of kubectl on a starved API server: each exec takes 11 s, and finds what was captured under a name."""
+    """A double of kubectl on a starved API server: each exec takes 11 s and returns a captured output."""
 
     def __init__(self, monkeypatch, *names):
         self.names, self.now = list(names), 0.0
@@ -201,7 +201,7 @@ def test_a_server_whose_exec_is_late_is_tried_again_and_a_path_that_fails_is_not
 
 
 class Serving(SlowKubectl):
-    """The exec of the server hangs, or starts a program that nobody reaches."""
+    """The server's exec hangs, or starts an unreachable program."""
 
     def __init__(self, monkeypatch, hangs, *names):
         super().__init__(monkeypatch, *names)

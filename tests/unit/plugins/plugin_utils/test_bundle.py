@@ -1,4 +1,4 @@
-"""A bundle that lacks anything that a role takes is refused with the command that adds it; and the plugin's code."""
+"""A bundle that lacks anything for a role is refused with the command that adds it; and the plugin's code."""
 
 import copy
 import io
@@ -42,7 +42,7 @@ WHERE = "/srv/bundle"
 
 
 def full(architectures):
-    """A bundle of everything in the lock that the cluster's roles use."""
+    """A bundle with everything in the lock that the cluster's roles use."""
     rows = [*LOCK["artifacts"], *LOCK["images"]]
     names = {row["name"] for row in rows if row["used_by"] in CLUSTER}
     wanted = bundle_lock.wanted(LOCK, names, architectures, ["rhel9"], DIGESTS)
@@ -60,7 +60,7 @@ def node(architecture, components=(), pulled=False, selinux=False, python="3.11"
 
 
 def steps(made, bundle):
-    """Next steps of what k3s' own preflight refuses in the bundle, and of the rest."""
+    """Next steps of the findings of k3s' own preflight about the bundle, and of the others."""
     decided = k3s.decide([made], bundle, WHERE)["findings"]
     own = [item["next_step"] for item in decided if item["object"].startswith("bundle ")]
     return [*own, *(finding.next_step for finding in needs.lacking(made, bundle, WHERE, PINNED))]
@@ -71,7 +71,7 @@ def without(bundle, kind, row):
 
 
 def taken(made, row):
-    """Whether this node takes this row, said once more and in other words: by the lock's user of it."""
+    """Whether this node needs this row, written independently: by the row's user in the lock."""
     if row.get("architecture", "any") not in (made["state"]["architecture"], "any"):
         return False
     name = row.get("name") or row["reference"]
@@ -102,7 +102,7 @@ def test_each_row_that_a_node_takes_is_missed_and_no_other(architecture, compone
 
 
 def assert_command(step, distribution):
-    """The command is whole: words of a shell, options that the playbook knows, and it adds without taking away."""
+    """The command is complete: valid shell words, options of the playbook, and it adds without removing."""
     words = shlex.split(re.search(r"ansible-playbook .*?'\{.*?\}'(?=[, ])", step)[0])
     assert words[:4] == ["ansible-playbook", "gpufabric.rdma.bundle", "-e", f"bundle_dir={WHERE}"]
     given = json.loads(words[5])
@@ -159,7 +159,7 @@ def test_every_image_that_the_lock_has_a_digest_for_is_pulled_by_it(objects):
     assert objects == before, "the input is the caller's"
     wanted = {name: INDEXES.get(name) for name in images_of(objects)}
     assert made == {f"{name}@{digest}" if digest else name for name, digest in wanted.items()}
-    # Not verified: what no public list had a digest for; and our plugin, which is built, not pulled.
+    # Not verified: images without a public digest, and our plugin, which is built, not pulled.
     assert {name for name, digest in wanted.items() if not digest} == {
         "ghcr.io/k8snetworkplumbingwg/ib-sriov-cni:v1.3.0",
         "ghcr.io/k8snetworkplumbingwg/whereabouts:v0.9.3",
@@ -236,7 +236,7 @@ def test_a_bundle_that_has_it_is_taken(tmp_path):
 @pytest.mark.parametrize(("described", "seen"), [
     (bundle_of(K3S), "no driver"),
     (bundle_of(K3S, {**ROW, "version": "3.2.1"}), "doca-host 3.2.1 for ubuntu24.04 amd64"),
-    (None, "no bundle.yml that can be read"),
+    (None, "no readable bundle.yml"),
 ])  # fmt: skip
 def test_a_bundle_that_lacks_it_is_refused_with_the_command_that_adds_it(described, seen):
     (finding,) = driver.findings(GIVEN, UBUNTU, described, RELEASES)
@@ -246,7 +246,7 @@ def test_a_bundle_that_lacks_it_is_refused_with_the_command_that_adds_it(describ
     assert "bundle_driver_version=3.2.3" in words
     lists = json.loads(words[-1])
     assert "ubuntu24.04" in lists["bundle_distributions"]
-    # What is in the folder already stays in it.
+    # Existing content of the folder stays.
     assert lists["bundle_architectures"] == (["amd64", "arm64"] if described else ["amd64"])
 
 
@@ -307,7 +307,7 @@ def test_the_same_sources_make_the_same_bytes_whatever_their_dates_are(tmp_path)
     members = zipfile.ZipFile(io.BytesIO(code.archive(ROOT))).infolist()
     assert {member.compress_type for member in members} == {zipfile.ZIP_STORED}
     assert [member.filename for member in members] == sorted(member.filename for member in members)
-    with pytest.raises(Refused, match="not complete"):
+    with pytest.raises(Refused, match="it is incomplete"):
         code.archive(tmp_path / "plugins")
 
 

@@ -1,4 +1,4 @@
-"""Claims on HCAs: what test pods must have been given, when a GPU and an HCA are aligned, why a claim is Pending."""
+"""Claims on HCAs: the devices of test pods, alignment of GPU and HCA, why a claim is Pending."""
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster, dra, pods, running_pods
@@ -83,7 +83,7 @@ def test_a_pod_claims_a_gpu_with_a_rail_where_a_driver_publishes_gpus():
     ([slices()], "passed", "2 devices, class rail-0.rdma.gpufabric.io"),
     ([], "failed", "not published"),
     ([slices(taints=["rdma.gpufabric.io/port-down"])], "failed", "taint rdma.gpufabric.io/port-down:NoSchedule"),
-    # What an older generation of the pool had is ignored, as the scheduler does.
+    # An older generation of the pool is ignored, like in the scheduler.
     ([slices(), slices(rails=(1,), generation=2)], "failed", "not published"),
 ])  # fmt: skip
 def test_each_rail_over_dra_is_published_with_its_class(items, status, words):
@@ -113,7 +113,7 @@ TAKEN = claim("other", PAIR[0], namespace="team")
 @pytest.mark.parametrize(("ready", "items", "status", "words"), [
     (True, [gpus(*ROOTS), HELD], "passed", "gpu-0 at pci0000:10, mlx5-0-u00 at pci0000:10"),
     (True, [gpus(*reversed(ROOTS)), HELD], "failed", ""),
-    # Free, and an HCA beside it: the scheduler's reason and the step for it.
+    # Free, with an HCA next to it: the scheduler's reason and its next step.
     (False, [gpus(*ROOTS)], "failed", "cannot allocate all claims"),
     (False, [gpus(ROOTS[1])], "failed", "no HCA at the root of a free GPU: gpu-0 at pci0000:80"),
     (False, [gpus(ROOTS[0]), TAKEN], "not_verified", "all 1 GPUs of node1"),
@@ -176,7 +176,7 @@ def test_pods_with_claims_are_run_and_what_they_were_given_is_judged(tmp_path, m
     client = double.client()
     read, error = cluster.read(client)
     assert error is None
-    # No resource: the rail is served over DRA alone.
+    # No resource: the rail is only served over DRA.
     read["nodes"] = [{**node, "capacity": {}, "allocatable": {}} for node in read["nodes"]]
     plan = verify_pods.plan(Cluster(hosts, {"cluster": read}, namespace="tests", gpu_class="gpu.nvidia.com"))
     assert sorted({pod["kind"] for pod in plan["pods"]}) == ["aligned", "seed", "workload"]

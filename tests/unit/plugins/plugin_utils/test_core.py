@@ -1,4 +1,4 @@
-"""What all of the controller's packages share: netaddr, variables of a fleet, JUnit that Jenkins' schema takes."""
+"""Shared by the controller's packages: netaddr, variables of a fleet, JUnit that Jenkins' schema accepts."""
 
 import importlib.util
 import sys

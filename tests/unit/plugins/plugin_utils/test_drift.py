@@ -24,7 +24,7 @@ def change(**values):
 
 
 def found(*events, hosts=("a", "b")):
-    """{host: entry of the document} after (method, host, task, result) events; all hosts come to an end."""
+    """{host: entry of the document} after (method, host, task, result) events; all hosts finish."""
     record = verdicts.Record(list(hosts))
     for method, *arguments in events:
         getattr(record, method)(*arguments)
@@ -81,7 +81,7 @@ GATE_REFUSES = ok(GATE, verdict="refuse", summary="No way is open.", findings=[P
 K3S = ok(verdicts.Task("Run", "x", "k3s"), changes=ONE)
 
 
-# verdict, differences, reasons, what was told
+# verdict, differences, reasons, output
 @pytest.mark.parametrize(("verdict", "differences", "reasons", "events"), [
     ("converged", 0, [], [ok(changed=False, changes=[])]),
     ("drift", 1, [], [ok(changed=True, changes=ONE)]),
@@ -101,10 +101,10 @@ K3S = ok(verdicts.Task("Run", "x", "k3s"), changes=ONE)
     ("unsafe", 0, NO_WAY, [GATE_REFUSES]),
     ("drift", 1, [], [ok(GATE, verdict="reload", summary="Older in memory.")]),
     ("reboot_pending", 0, [STALE], [ok(ansible_facts={"rdma": {"driver": DRIVERS}})]),
-    # No API server answers: not read, or what a k3s that is to change comes to.
+    # No API server answers: not read, or the verdict of a k3s that will change.
     ("unsafe", 0, [f"not read: {SILENT}"], [ok(OBJECTS, "b", changed=True, changes=ONE * 3, down="refused")]),
     ("drift", 1, [f"not verified: {SILENT}"], [K3S, ok(OBJECTS, "b", changes=ONE, down="refused")]),
-    # An object of the cluster stands at the server.
+    # An object of the cluster is listed for the server.
     ("drift", 1, [], [ok(OBJECTS, "b", changes=ONE, down=None)]),
 ])  # fmt: skip
 def test_a_host_ends_as(verdict, differences, reasons, events):

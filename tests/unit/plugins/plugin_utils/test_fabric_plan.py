@@ -1,4 +1,4 @@
-"""The switch plan: what is refused, the class that follows from it, who is told of it, and what counters say of it."""
+"""The switch plan: refusals, the resulting class, its consumers, and the judgement of counters."""
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
@@ -93,7 +93,7 @@ WRONG = {"client": {"tx_prio3_bytes": MB, "tx_prio0_bytes": 250 * MB}}
     ({**GOOD, "server": {}}, {}, {}, None),
 ])  # fmt: skip
 def test_counters_point_at_the_setting(counted, rises, stated, found):
-    """found: ids of the problems; None where it is not known."""
+    """found: ids of the problems; None if unknown."""
     plan = fabric_plan.of({**STATED, **stated})
     ends = {role: {"by_priority": counted.get(role), "counters": rises.get(role)} for role in ("client", "server")}
     ends["client"] |= {"gbps": 1.0, "seconds": 2.0}
@@ -173,7 +173,7 @@ def test_firmware_that_differs_has_the_module_run_for_the_change_or_the_reboot(
     made, take = fabric_plan.on_node({**captured["gh200-cx7-roce"], "firmware": answer}, {**TYPED, **stated})
     counts = (len(made.changes), len(made.reboot_reasons), len(made.findings))
     assert (take["nics"]["needed"], *counts) == told
-    # A role that plans for itself has not asked the HCAs.
+    # A role that plans only for itself has not asked the HCAs.
     assert fabric_plan.on_node(captured["gh200-cx7-roce"], {**TYPED, **stated})[0].changes == []
 
 

@@ -1,4 +1,4 @@
-"""The catalogue of failures: each row planted alone on two sound nodes, and the one root that verify names.
+"""The catalogue of failures: each row planted on two otherwise healthy nodes, and the one root that verify reports.
 
 And the texts of a pod that does not start: each, wrapped as users see it, leads to the component that said it.
 """
@@ -36,7 +36,7 @@ def test_two_sound_nodes_have_no_failure(world):
     assert not any("failure" in item for items in judged["checks"].values() for item in items)
 
 
-# --- what is planted, from the published guides ----------------------------------------------------------------------
+# --- planted faults, from the published guides -----------------------------------------------------------------------
 
 BOTH, ONE = ("node1", "node2"), ("node1",)
 
@@ -211,7 +211,7 @@ ROWS = {
 
 @pytest.mark.parametrize("root", ROWS)
 def test_what_is_planted_is_the_one_root(root, world):
-    """On each host that it concerns, with everything that failed explained by it, and nothing elsewhere."""
+    """On each affected host, where it explains all failures, and nowhere else."""
     plant, beneath, hosts = ROWS[root]
     plant(world)
     found = {node["host"]: node["diagnosis"] for node in world.judge()["judged"] if node["diagnosis"]}
@@ -373,7 +373,7 @@ SANDBOX = (
 ADD = 'plugin type="{}" failed (add): {}'
 NODES = "Unschedulable: 0/4 nodes are available: {}. preemption: 0/4 nodes are available: 4 Preemption is not helpful."
 CLAIM = "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: {}"
-# (component, the words of its message, what stands around them, the rest of the text).
+# (component, the words of its message, the text around them, the rest of the text).
 TEXTS = [
     ("scheduler", "Insufficient rdma/*", NODES, "4 Insufficient rdma/hca_shared_devices_0"),
     ("scheduler", "Insufficient */*", NODES, "4 Insufficient nvidia.com/hostdev"),

@@ -1,4 +1,4 @@
-"""Which ports a node needs by its role, who asks whom about them, what an answer means, and which rules open them."""
+"""The ports that a node needs by its role, the probes between nodes, their answers, and the rules that open them."""
 
 import netaddr
 import pytest
@@ -42,7 +42,7 @@ def node(number, *rails, server=False, member=True, tool="ufw", **changes):
 
 
 def on_rails(count=2, rails=1, kind="pci", gid="RoCE v2", **changes):
-    """Nodes of no cluster with rails."""
+    """Nodes with rails but without a cluster."""
     return [
         node(n, *(rail(r, f"10.8.{r}.{n}/24", kind=kind, gid=gid) for r in range(rails)), member=False, **changes)
         for n in range(1, count + 1)
@@ -112,7 +112,7 @@ def test_every_port_at_which_a_test_pod_listens_in_the_nodes_network_is_needed(k
             for n, (one, kind) in enumerate(zip(rails, kinds))
         ]
         attached = [{"rail": one, "interface": f"net{one['index']}"} for one in served]
-        # Pods in the node's network are for software HCAs only, as _kube.pods.plan has it.
+        # Pods in the node's network are only for software HCAs, as in _kube.pods.plan.
         for kind in ("rails", "host") if "software" in kinds else ("rails",):
             name = f"{kind}-node{number}"
             pod = {"name": name, "kind": kind, "host": f"node{number}", "node": f"node{number}", "rails": served}
@@ -177,7 +177,7 @@ def test_a_rule_of_firewalld_is_in_the_zone_that_the_peer_is_in(zones, zone):
     assert {rule["zone"] for rule in made if rule["kind"] == "port"} == {zone}
 
 
-# --- who asks whom, and what an answer means --------------------------------------------------------------------------
+# --- probes between nodes and their answers ---------------------------------------------------------------------------
 
 
 def asked(nodes):

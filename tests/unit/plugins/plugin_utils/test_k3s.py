@@ -1,4 +1,4 @@
-"""The plan of a k3s cluster: what is decided, and what is refused before anything changes (K of docs/failures.md)."""
+"""The plan of a k3s cluster: decisions, and refusals before anything changes (K of docs/failures.md)."""
 
 import copy
 import pathlib
@@ -122,7 +122,7 @@ def test_k12_values_that_servers_must_agree_on_are_compared():
     assert findings(*nodes) == [("node2", "k3s option disable"), ("node2", "k3s option secrets-encryption")]
 
 
-# --- K15: what a reset takes ------------------------------------------------------------------------------------------
+# --- K15: the effect of a reset ---------------------------------------------------------------------------------------
 
 SAVED = """*filter
 :INPUT ACCEPT [0:0]
@@ -180,13 +180,13 @@ def test_k15_containers_end_before_links_and_mounts_and_what_stays_is_listed():
     assert (refused.changes, len(refused.findings)) == ([], 1)
 
 
-# --- bad input, all of it at once -------------------------------------------------------------------------------------
+# --- bad input, reported all at once ----------------------------------------------------------------------------------
 
 TWO, SERVICE = ("node1", "node2"), "/etc/systemd/system/k3s.service"
 ENFORCING = {"selinux": "enforcing", "family": "rhel", "distribution": "rhel9"}
 TEAM = {"object": "namespace ml-team", "wanted": "w", "seen": "managed by argocd", "next_step": "n", "id": ""}
 UPLINKS = [{"netdev": name, "destination": "0.0.0.0/0"} for name in ("eth0", "rail0")]
-# {what: (the nodes, what is found)}
+# {case: (the nodes, the finding)}
 REFUSED = {
     "unknown option": ([node(config_extra={"flanel-iface": "eth0"})], "k3s_config_extra: flanel-iface"),
     "option of a server": ([node(2, config_extra={"etcd-arg": []}), node()], "k3s_config_extra: etcd-arg"),
@@ -206,7 +206,7 @@ REFUSED = {
     "policy package": ([node(seen=ENFORCING)], "bundle /srv/bundle"),
     "two servers": ([node(1, TWO), node(2, TWO)], "group k3s_servers"),
     "no servers": ([node(1, ())], "group k3s_servers"),
-    "an agent alone": ([node(2)], "servers of the inventory"),
+    "an agent without a server": ([node(2)], "servers of the inventory"),
     "the first server left out": ([node(2, ("node1", "node2", "node3"))], "servers of the inventory"),
     "unreachable": ([{**node(), "state": None, "failure": "unreachable"}], "node"),
     "K8 not on the node": ([node(node_ip="198.51.100.9")], "node-ip 198.51.100.9"),
@@ -260,7 +260,7 @@ LATE = ("node3", "node1", "node2")
     ([node(1, seen=AGENT, **GUESSED), node(2, **GUESSED), node(3, **GUESSED)], "node1", "in a cluster: node1"),
     ([node(number, seen=SERVER, **GUESSED) for number in (1, 2)], "node1", "already in a cluster: node2"),
     ([node(1, seen=SERVER, **GUESSED), node(2, seen=NATTED, **GUESSED)], "node1", "already in a cluster: node2"),
-    ([node(2, LATE), node(3, LATE), node(1, seen=SERVER)], "node3", "starts a second cluster beside node1"),
+    ([node(2, LATE), node(3, LATE), node(1, seen=SERVER)], "node3", "would start a second cluster next to node1"),
 ])  # fmt: skip
 def test_a_first_server_that_is_not_certain_is_refused(nodes, host, seen):
     for other in nodes:
@@ -282,7 +282,7 @@ def server(number, hostname=None, **seen):
     return node(number, THREE, hostname=hostname, seen={**RUNS, "services": services("active"), **seen})
 
 
-# {what: (nodes of the run, servers outside of it, ids of what is found)}
+# {case: (nodes of the run, servers outside of it, ids of the findings)}
 LIMITED = {
     "a new cluster, by its first server": ([node(1, THREE)], [node(2, THREE), node(3, THREE)], []),
     "the first server reinstalled": ([node(1, THREE)], [server(2), server(3)], SECOND),
@@ -315,7 +315,7 @@ def etcd(itself, active="abc", known="abc", leader=True):
 
 OLD = {"known": "a", "active": "abc"}
 BROKEN = {"cluster": True, "etcd": {"error": "no answer"}}
-# {what: (what the servers of the run say, what the others say, how many are refused)}
+# {case: (answers of the run's servers, answers of the others, number of refusals)}
 RESETS = {
     "all": ([etcd("a"), etcd("b"), etcd("c")], [], 0),
     "all, one of them bare": ([etcd("a", "ab", "ab"), etcd("b", "ab", "ab"), {}], [], 0),
@@ -499,7 +499,7 @@ def acts(seen):
 
 
 RESTART, STARTING = [("service k3s", "restart")], services("activating")
-FOREIGN_LINK = dict(zip(config.LINKS, (None, config.BINARY, "a program of its own")))
+FOREIGN_LINK = dict(zip(config.LINKS, (None, config.BINARY, "a separate program")))
 
 
 @pytest.mark.parametrize(("change", "expected"), [
@@ -508,7 +508,7 @@ FOREIGN_LINK = dict(zip(config.LINKS, (None, config.BINARY, "a program of its ow
     ({"younger": ["a"]}, RESTART),
     ({"inputs": {"a": "1", "b": "1"}}, RESTART),
     ({"services": services()}, [("service k3s", "enable"), ("service k3s", "start")]),
-    # A run that was killed began it, and wrote nothing down.
+    # A killed run began it, and recorded nothing.
     ({"services": STARTING, "started": {}}, [("service k3s", "start")]),
     ({"services": STARTING, "younger": ["a"]}, RESTART),
     ({"token": {"present": True, "mode": "0644", "differs": False}}, [(config.TOKEN, "mode")]),
@@ -549,7 +549,7 @@ SHARED = "192.0.2.5"
 
 
 def sharing(change=None, seen=None, facts=None, **variables):
-    """Three servers and an agent; change: variables of node1 alone. seen, facts: of node1."""
+    """Three servers and an agent; change: variables of node1 only. seen, facts: of node1."""
     nodes = [node(number + 10, SERVERS, api_address=SHARED, **variables) for number in range(1, 5)]
     for number, made in enumerate(nodes, 1):
         made["host"] = f"node{number}"
@@ -581,8 +581,8 @@ NOT_OFFERED = {"answers": "", "installed": False, "offered": False}
 
 
 @pytest.mark.parametrize(("variables", "wanted"), [
-    ({"api_address": "api"}, "an address of IPv4"),
-    ({"api_address": "192.0.2.12"}, "no node has of its own"),
+    ({"api_address": "api"}, "an IPv4 address"),
+    ({"api_address": "192.0.2.12"}, "no node has itself"),
     ({"api_address": "198.51.100.5"}, "a host's address in 192.0.2.0/24"),
     ({"api_address": "192.0.2.0"}, "a host's address in 192.0.2.0/24"),
     ({"cluster_cidr": "192.0.0.0/16"}, "outside the cluster's networks"),
@@ -601,7 +601,7 @@ def test_an_address_that_cannot_be_is_refused(variables, wanted):
 @pytest.mark.parametrize(("given", "part", "words"), [
     ({"facts": {"rails": [{"netdev": "eth0"}]}}, "wanted", "an interface of the management network"),
     ({"seen": {"shared": TAKEN}}, "wanted", "a free address"),
-    ({"seen": {"shared": NOT_OFFERED}}, "wanted", "installed, or to be had"),
+    ({"seen": {"shared": NOT_OFFERED}}, "wanted", "installed, or available"),
     ({"change": {"api_address": None}}, "seen", "node1: none"),
 ])  # fmt: skip
 def test_a_server_that_cannot_have_it_or_disagrees_is_refused(given, part, words):

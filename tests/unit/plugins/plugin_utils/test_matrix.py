@@ -1,4 +1,4 @@
-"""The bandwidth matrix: what an end should carry, who is measured with whom and when, and which tests are outliers."""
+"""The bandwidth matrix: the expected figure of an end, pairs and rounds, and outliers."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ H100 = "h100-8x-cx7-ib"
 HOSTS = ["node1", "node2", "node3", "node4"]
 OPTIONS = {"peers": None, "seconds": 5, "round_seconds": 30, "cuda": False}
 
-# --- what an end should carry -----------------------------------------------------------------------------------------
+# --- the expected figure of an end ------------------------------------------------------------------------------------
 
 
 def carries(rate=400.0, speed=32.0, width=16, best=None, **changes):
@@ -35,7 +35,7 @@ def carries(rate=400.0, speed=32.0, width=16, best=None, **changes):
     (56.0, "56 Gb/sec (4X FDR)", "InfiniBand", 4096, 54.0),
     (40.0, "40 Gb/sec (4X FDR10)", "InfiniBand", 4096, 39.7),
     (40.0, "40 Gb/sec (4X QDR)", "InfiniBand", 2048, 31.6),
-    # On Ethernet the same word names another rate: 40GbE carries 40 Gb/s of data.
+    # On Ethernet the same word means another rate: 40GbE carries 40 Gb/s of data.
     (40.0, "40 Gb/sec (4X QDR)", "Ethernet", 4096, 39.2),
     (100.0, "100 Gb/sec (4X EDR)", "Ethernet", 1024, 92.6),
 ])  # fmt: skip
@@ -63,7 +63,7 @@ NO_BEST = {"speed_gts": 16.0, "width": 16, "max_speed_gts": None, "max_width": N
 
 
 @pytest.mark.parametrize(("end", "gbps", "why"), [
-    (carries(100.0, 8.0, 8), 53.0, "PCIe Gen3 x8 with 256 bytes of payload a packet"),
+    (carries(100.0, 8.0, 8), 53.0, "PCIe Gen3 x8 with 256 bytes of payload per packet"),
     (carries(), 397.5, "link of 400 Gb/s without packet headers"),
     (carries(kind="software"), None, None),
     (carries(rate_gbps=None), None, None),
@@ -89,7 +89,7 @@ def test_a_port_slower_than_its_kind_is_measured_against_the_kind_and_a_faster_o
     assert expect.end(carried["node1"], usual)["limits"] == []
 
 
-# --- who with whom and when -------------------------------------------------------------------------------------------
+# --- pairs and rounds -------------------------------------------------------------------------------------------------
 
 
 def own(groups, share=lambda end: end):
@@ -133,7 +133,7 @@ def test_rails_that_share_nothing_need_as_few_rounds_as_there_can_be(nodes):
 
 @pytest.fixture
 def node(facts_of):
-    """node(number, fixture, **what differs): a node as the action plugin gives it to the planner."""
+    """node(number, fixture, **differences): a node as the action plugin passes it to the planner."""
 
     def make(number, fixture=H100, **changes):
         facts = facts_of(fixture, software_hcas=True)
@@ -226,7 +226,7 @@ def test_consent_is_asked_for_loaded_hcas_only(node):
     assert {test["rail"] for test in left["tests"].values()} == set(range(8)) - {rail}
 
 
-# How GPU memory is registered; what the tool can do; whether --use_cuda_dmabuf is given, or why it is not measured.
+# How GPU memory is registered; the tool's features; whether --use_cuda_dmabuf is set, or why it is not measured.
 @pytest.mark.parametrize(("mode", "cuda", "dmabuf", "reason"), [
     ("peermem", {"send": True, "dmabuf": True}, False, None),
     ("dmabuf", {"send": True, "dmabuf": True}, True, None),
@@ -249,14 +249,14 @@ def test_gpu_memory_is_measured_after_host_memory_as_the_facts_and_the_tool_allo
         assert plan["tests"]["host-rail3-node1-node2"]["client"]["gpu"] is None
 
 
-# --- outliers: exactly the planted one is named, with its likely reason -----------------------------------------------
+# --- outliers: exactly the planted one is reported, with its likely reason --------------------------------------------
 
 JUDGE = {"minimum_percent": 80, "peer_percent": 50, "hosts": HOSTS, "failures": {}, "check_mode": False, "plans": {}}
 
 
 @pytest.fixture
 def four(node):
-    """{host: node}, to be changed; their tool has no CUDA."""
+    """{host: node}, for changes; their tool has no CUDA."""
     return {host: node(number, cuda=None) for number, host in enumerate(HOSTS, 1)}
 
 
@@ -266,7 +266,7 @@ def hca_of(node, rail):
 
 
 def results_of(plan, gbps=390.0, changes=None):
-    """Results as a healthy fabric gives them; changes: {test id: what differs on the client's side}."""
+    """Results of a healthy fabric; changes: {test id: differences on the client's side}."""
     end = {"ok": True, "error": None, "counters": {}, "counters_read": True}
     return {
         name: {"client": {**end, "gbps": gbps, **(changes or {}).get(name, {})}, "server": dict(end)}
@@ -283,7 +283,7 @@ def judged(plan, results, nodes=None, **options):
 
 
 def changed(nodes, changes, known=None, **options):
-    """The document where these tests differ from a healthy fabric's."""
+    """The document in which these tests differ from a healthy fabric's."""
     plan = planned(nodes.values())
     return judged(plan, results_of(plan, changes=changes), known, **options)
 
@@ -319,7 +319,7 @@ def test_a_slot_or_port_that_trained_down_is_the_reason(four, link, port, reason
     assert all(f"node2 {hca['name']}: {reason}" in row["reason"] for row in outliers.values())
 
 
-# What a lossy or a loaded fabric does all day is shown, and judged only together with a slow test.
+# Normal counters of a lossy or loaded fabric are shown, and judged only together with a slow test.
 @pytest.mark.parametrize(("counter", "gbps", "reason"), [
     ("symbol_error", 390.0, "error counters rose: from:symbol_error +3"),
     ("netdev_rx_crc_errors", 390.0, "error counters rose: from:netdev_rx_crc_errors +3"),

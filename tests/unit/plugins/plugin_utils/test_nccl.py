@@ -1,4 +1,4 @@
-"""The nccl-tests job, made of the rails, and its logs: the lines that NCCL 2.12 to 2.28 print, with each fault."""
+"""The nccl-tests job for the rails, and its logs: lines of NCCL 2.12 to 2.28, with each fault."""
 
 import importlib.util
 import json
@@ -117,7 +117,7 @@ def test_the_mpijob_starts_a_rank_for_each_gpu(nodes):
 
 @pytest.fixture(scope="module")
 def script():
-    """The script that the Job runs; PyTorch is imported by its main() alone."""
+    """The script that the Job runs; only its main() imports PyTorch."""
     spec = importlib.util.spec_from_file_location("all_reduce", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -240,7 +240,7 @@ def test_joined_hcas_count_each():
     # plugins
     ("00/0 : 1[0] -> 0[0] [receive] via NET/IBext_v8/2/GDRDMA", ("IBext_v8", 2, True)),
     ("00/0 : 1[0] -> 0[0] [receive] via NET/NCCL RDMA Plugin v10/0", ("NCCL RDMA Plugin v10", 0, False)),
-    # What stays inside a node is none.
+    # Channels inside a node do not count.
     ("00/0 : 8[0] -> 15[7] via P2P/IPC", None),
 ])  # fmt: skip
 def test_a_connection_line_of_each_version(line, connection):
@@ -269,7 +269,7 @@ TCP_ONCE = HEALTHY.replace(LINE, LINE.replace("IB/1/GDRDMA", "Socket/0"))
 ABSENT = "absent on 4 of 4 connections (worker0, worker1); disabled for mlx5_0"
 
 
-# The log, options, the checks that fail, those that are not verified, what one of them saw.
+# The log, options, the failing checks, the unverified ones, and what one of them saw.
 @pytest.mark.parametrize(("text", "options", "failing", "not_verified", "seen"), [
     (TCP_ONCE, {}, ["nccl:transport", "nccl:rails"], [], "NET/Socket on 1 of 4 connections"),
     (WITHOUT, {}, ["nccl:gpudirect"], [], ABSENT),

@@ -56,8 +56,8 @@ def test_networks_are_planned_for_nodes_of_any_source(ipam, ids):
 
 @pytest.fixture
 def plan(variables, monkeypatch):
-    """plan(nodes, *what else the planner takes, **the networks_* variables that are set)."""
-    # Short names, whatever the device plugin calls its resources.
+    """plan(nodes, *the planner's other arguments, **networks_* variables)."""
+    # Short names, independent of the device plugin's resources.
     monkeypatch.setattr(device_plugin_config, "NAME", "rail{index}")
 
     def run(nodes, *arguments, resources="rails", **changes):

@@ -24,7 +24,7 @@ FILES = {
     "macvlan": "macvlan.txt",
     "host-device": "host-device.txt",
 }
-# file: what its variables become
+# file: its variables
 BECOME = yaml.safe_load("""
 guide-000:
   device_plugin_resources:
@@ -94,7 +94,7 @@ def test_a_file_becomes_these_variables_and_what_is_wrong_is_named(name):
     assert all(words in wrong[field] for field, words in WRONG[name].items())
     assert {line["field"] for line in made["lines"] if line["verdict"] == "unknown"} == UNKNOWN.get(name, set())
     assert all(line["why"] or line["became"] != "nothing" for line in made["lines"])
-    # The roles take it, and it is written as it is.
+    # The roles accept it, and it is written unchanged.
     effective, findings = host.validate(OPTIONS, BECOME[name])
     assert findings == networks.plan(effective, [])["findings"] == []
     assert yaml.safe_load(policy_import.text(BECOME[name], [name])) == BECOME[name]
@@ -368,7 +368,7 @@ def places(value, path=()):
 @settings(max_examples=300, deadline=None)
 @given(name=some.sampled_from(sorted(FILES)), data=some.data())
 def test_no_file_however_broken_breaks_the_import(name, data):
-    """What is not read is refused or named; texts that hold JSON are broken too."""
+    """Anything unread is refused or reported; JSON texts are also broken."""
     found = documents(name)
     for document in found:
         spec = document["content"].get("spec") or {}

@@ -1,4 +1,4 @@
-"""What preflight refuses, as tables: variables alone, variables against facts, and the one plan of all roles."""
+"""Preflight's refusals as tables: variables by themselves, variables against facts, and the one plan of all roles."""
 
 import json
 import pathlib
@@ -186,7 +186,7 @@ OTHER = {**WHOLE, 1: "0000:5c:00.0"}
     ({"a": WHOLE, "b": WHOLE, "c": OTHER}, {"c": "discovery_rails: NAMED"}),
     ({"a": WHOLE, "b": WHOLE, "c": MORE}, {"c": "discovery_rails: NAMED"}),
     ({"a": WHOLE, "b": WHOLE}, {}),
-    ({"a": WHOLE, "b": OTHER}, {}),  # which of the two is right, nobody knows
+    ({"a": WHOLE, "b": OTHER}, {}),  # either of the two may be right
     ({"a": WHOLE, "b": LESS, "stated": ["b"]}, {}),
     ({"a": WHOLE, "b": OTHER, "c": WHOLE, "stated": ["b"]}, {"b": "discovery_rails: NAMED"}),
 ])  # fmt: skip
@@ -293,7 +293,7 @@ def cluster(version="v1.35.8+k3s1", kubelet="v1.35.8+k3s1", runtime="containerd:
     ({"cdi": True}, cluster(runtime="containerd://1.7.27"), None),
     ({"cdi": True}, cluster(runtime="containerd://1.6.33"), "containerd://1.6.33"),
     ({}, cluster(runtime="cri-o://1.27.0"), "cri-o://1.27.0"),
-    # What the files of the node say counts before there is a cluster, too.
+    # The node's files count even before there is a cluster.
     ({"cdi": False}, None, "enable_cdi = false"),
     ({"source": None}, cluster(runtime="containerd://1.7.2"), "containerd 1.7.2"),
 ])  # fmt: skip
@@ -440,7 +440,7 @@ def test_a_rail_is_selected_by_one_name_and_a_variable_is_no_group():
 
 @pytest.mark.parametrize("name", PENDING)
 def test_a_node_is_settled_only_where_no_planner_has_anything_to_do(facts_of, variables, monkeypatch, name):
-    """Then no role of the host layer asks it again, and what was read of it still holds."""
+    """Then no role of the host layer asks it again, and its reading still holds."""
     facts = facts_of(GH200)
     made = {"limits": Plan(), "rail_links": Plan(notes=["a note"], not_verified=["a tree of files"])}
     monkeypatch.setattr(preflight_host, "plans", lambda *_given: made)
@@ -476,7 +476,7 @@ WRONG = {"object": "variable x", "wanted": "1", "seen": "2", "next_step": "corre
 
 @pytest.fixture
 def read(facts_of):
-    """read(host, given, **changes): a node as it was read; given: variables that are set."""
+    """read(host, given, **changes): a node's reading; given: variables that are set."""
 
     def of(host, given=None, **changes):
         return {

@@ -1,4 +1,4 @@
-"""The report: its document, its page, its JUnit. Nothing from a node becomes markup, and what is unknown stays so."""
+"""The report: its document, its page, its JUnit. Nothing from a node becomes markup; unknown stays unknown."""
 
 import base64
 import functools
@@ -23,7 +23,7 @@ VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
 
 @functools.cache
 def everything():
-    """A document in which each section has something to show; no test changes it."""
+    """A document with content for each section; no test changes it."""
     cable = made.with_port_down(made.node("a", "two-cards-cx6dx"), "mlx5_0")
     claim = {"claim": "team/rails", "pods": ["team/job"], "hca": "mlx5_0", "rail": 0, "device": "mlx5_0"}
     cable.update(reboot_reasons=["the netns mode"], claims=[claim])
@@ -196,7 +196,7 @@ PLANTS = [
     "&lt;script&gt;&#x27;&amp;",
     "\n   two\n   lines",
 ]
-# What the page knows in a few words only; others are an error.
+# Keys with a fixed set of words; others are an error.
 WORDS = {
     *{("drift", "verdict"), ("drift", "hosts", "[]", "verdict")},
     *{("matrix", "tests", "[]", "verdict"), ("nodes", "[]", "checks", "[]", "status")},
@@ -205,7 +205,7 @@ KINDS_OF_LEAVES = sorted(set(leaves(everything())))
 
 
 def assert_harmless(text):
-    """A page has the elements, attributes and addresses of this page only, and its one script and style."""
+    """A page has only its own elements, attributes and addresses, and its one script and style."""
     seen, own = Reader(text), Reader(of_kind("everything")[1])
     assert {name for name, _attributes in seen.elements} <= {name for name, _attributes in own.elements}
     allowed = {key for _name, attributes in own.elements for key in attributes} | {"open"}

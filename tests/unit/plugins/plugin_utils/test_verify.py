@@ -1,4 +1,4 @@
-"""Checks of a node, its GPUs, its networks and the fabric: who sends to whom, and what the judge of all takes."""
+"""Checks of a node, its GPUs, its networks and the fabric: the pairs for traffic, and the judge of all checks."""
 
 import json
 import sys
@@ -356,11 +356,11 @@ def test_the_report_puts_failures_first_and_counts_what_was_not_verified(node):
     assert text.splitlines()[-1].endswith("2 failed, 1 not verified, 3 unused")
 
 
-# --- who sends to whom: chains by rail and subnet ---------------------------------------------------------------------
+# --- pairs for traffic: chains by rail and subnet ---------------------------------------------------------------------
 
 
 def rail(number, address=None, state="ACTIVE", layer="Ethernet", kind="software", gids=None):
-    """One rail with its HCA, as the facts have it."""
+    """One rail with its HCA, as in the facts."""
     if gids is None:
         gids = [{"index": 0, "gid": "fe80:0000:0000:0000:5054:00ff:fe00:0001", "type": "RoCE v2", "netdev": "eth2"}]
         if address and ":" not in address:
@@ -553,7 +553,7 @@ def test_what_a_way_of_gpu_initiated_rdma_lacks_fails_where_it_is_asked_for(whys
 
 
 def lacking(whys):
-    """A node's state in which these needs are not met."""
+    """The state of a node that lacks these needs."""
     ways = {}
     for way, needs in gpu_initiated.WAYS.items():
         missing = [{"need": need, "why": whys[need]} for need in needs if need in whys]
@@ -596,7 +596,7 @@ def test_a_node_gets_the_networks_whose_resource_it_has_or_those_of_its_files(ho
     assert pods.networks([node], None) == {host: [own]}, "without the cluster"
 
 
-# --- the judge of all, of a run in which something failed -------------------------------------------------------------
+# --- the judge of all checks after a partly failed run ----------------------------------------------------------------
 
 NO_ROOM = {"failed": True, "msg": "no room"}
 GONE = {"unreachable": True, "msg": "no route to host"}
@@ -605,7 +605,7 @@ LINTED = {"findings": [], "not_verified": [], "configurations": ["10-flannel.con
 
 @pytest.fixture
 def known(captured):
-    """Of each of two nodes what a sound run knows, with networks."""
+    """The data of a healthy run about each of two nodes, with networks."""
     world = World(captured["gh200-cx7-roce"], captured["variables"])
     networks = {"routes": [], "files": {}, "tools": {"image": "pause", "mounts": {}}}
     nodes = world.seen().nodes
@@ -656,10 +656,10 @@ def test_what_stopped_the_pods_and_which_nodes_were_read(known, cni, shared, pla
     assert ([host["host"] for host in cluster.hosts], cluster.failure) == (placed, failure)
 
 
-# --- what handles all nodes does four times the work for four times the nodes, counted in calls, not in seconds -------
+# --- functions for all nodes do four times the work for four times the nodes, counted in calls, not in seconds --------
 
 FEW, MANY = 20, 80
-# Beyond what is linear: a judge has a part for the cluster as a whole, and sorts.
+# Beyond linear: a judge has a part for the whole cluster, and sorts.
 GENEROUS = 1.3
 
 
@@ -712,7 +712,7 @@ def planning(captured, count):
 
 @pytest.mark.parametrize("prepare", [judging(False), judging(True), planning, asks])
 def test_work_grows_with_the_nodes(captured, prepare):
-    prepare(captured, FEW)()  # what is read and compiled once
+    prepare(captured, FEW)()  # files that are read and compiled once
     few, many = (work(prepare(captured, count)) for count in (FEW, MANY))
     assert many / few / (MANY / FEW) < GENEROUS
 

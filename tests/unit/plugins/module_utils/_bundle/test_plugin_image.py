@@ -1,4 +1,4 @@
-"""The device plugin's image: from a base and wheels, without running anything; what does not fit is refused."""
+"""The device plugin's image: from a base and wheels, without running anything; bad input is refused."""
 
 import hashlib
 import io
@@ -78,7 +78,7 @@ def test_the_image_is_the_base_with_one_layer_more(tmp_path, parts):
 
 
 def test_the_program_runs_from_the_image(tmp_path, parts):
-    """With the image's folders unpacked in a root and this Python in place of the base's."""
+    """With the image's folders unpacked in a root and this Python instead of the base's."""
     root = unpacked(build(tmp_path, parts), tmp_path / "root")
     assert (root / "bin").is_symlink(), "the base's link to its folder of programs stays"
     program = root / "bin/k8s-rdma-shared-dp"

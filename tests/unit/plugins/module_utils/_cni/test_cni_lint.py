@@ -21,7 +21,7 @@ MULTUS["clusterNetwork"] = f"/host/{PRIMARY}"
 CHAIN = [{"type": "flannel", "delegate": {"isDefaultGateway": True}}, {"type": "portmap"}]
 FLANNEL = {"name": "cbr0", "cniVersion": "0.3.1", "plugins": CHAIN}
 PODMAN = {"name": "podman", "cniVersion": "0.4.0", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}
-# What roles and users attach: the last comes from a file on the node, and its programs from a DaemonSet.
+# Attachments of roles and users: the last comes from a file on the node, and its programs from a DaemonSet.
 CHAINED = [{"type": "host-device", "ipam": {"type": "static"}}, {"type": "tuning"}]
 NETWORKS = [
     {"name": f"NetworkAttachmentDefinition default/{name}", "config": json.dumps(config)}
@@ -38,7 +38,7 @@ ATTACHED = ("macvlan", "nv-ipam", "host-device", "static", "tuning", "ipoib")
 
 
 def program(machine: int = 62, size: int = 512) -> bytes:
-    """An ELF header with one segment that ends at `size`, and that much behind it."""
+    """An ELF header with one segment that ends at `size`, and that much after it."""
     header = b"\x7fELF\x02\x01\x01" + bytes(9)
     header += struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
     segment = struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, size, size, 4096)
@@ -481,7 +481,7 @@ def test_no_value_however_odd_breaks_the_linter(kind):
 
 
 @pytest.mark.parametrize(("ipam", "pods", "enough"), [
-    # What host-local of the CNI plugins v1.9.1 was seen to hand out of these, before it said that none is left.
+    # Addresses that host-local of the CNI plugins v1.9.1 handed out of these before it reported that none is left.
     ({"subnet": "10.9.0.0/28"}, 13, True),
     ({"subnet": "10.9.0.0/28"}, 14, False),
     ({"subnet": "10.9.0.0/28", "gateway": "10.9.0.14", "rangeEnd": "10.9.0.8"}, 8, True),

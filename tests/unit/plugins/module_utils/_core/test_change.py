@@ -157,7 +157,7 @@ def test_a_failure_half_way_puts_everything_back(tmp_path, units):
 
 
 def test_a_reload_that_fails_puts_units_back_so_that_the_next_run_does_both(tmp_path, units):
-    """What systemd does not read stays and is reported as done."""
+    """Files that systemd does not read stay and are reported as done."""
     before, ran = state(units), []
     (units / "b.service").chmod(0o600)
     with pytest.raises(Refused, match="Failed to connect to bus") as raised:
@@ -172,7 +172,7 @@ def test_a_reload_that_fails_puts_units_back_so_that_the_next_run_does_both(tmp_
     ("changes", "starting", "reloads"), [([], False, 0), ([CONFIG], False, 0), ([UNIT], False, 1), ([], True, 1)]
 )
 def test_systemd_reads_its_files_when_one_changed_and_before_every_start(tmp_path, changes, starting, reloads):
-    """A run that was killed between a file and its reload has left nothing else to tell it by."""
+    """A run that was killed between a file and its reload leaves no other trace."""
     ran = []
     core_units.apply_units(str(tmp_path), changes, answers(ran), starting=starting, live=True)
     assert ran == [["systemctl", "daemon-reload"]] * reloads

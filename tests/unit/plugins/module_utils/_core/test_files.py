@@ -78,7 +78,7 @@ def root_only():
 
 
 def killed_at(number, work):
-    """Run work in a process that is killed before its call of that number into the system; whether it was."""
+    """Run work in a process that is killed before its Nth system call; returns whether it was."""
     child = os.fork()
     if child == 0:
         calls = iter(range(number))
@@ -110,7 +110,7 @@ def content(place):
 @pytest.mark.parametrize("old", [None, "old"])
 @pytest.mark.parametrize(("act", "new"), [(files.write, NEW), (files.link, "new")], ids=["write", "link"])
 def test_what_is_killed_anywhere_leaves_the_old_or_the_new_whole(tmp_path, act, new, old):
-    """And what it leaves beside goes with the next one in the folder, a link's once it is not new."""
+    """The next write in the folder removes its leftovers, those of links once they are not new."""
     litter, seen, number, going = 0, [], 0, True
     while going:
         place = tmp_path / f"{number}/made/place"
@@ -174,7 +174,7 @@ def test_the_file_and_then_its_folder_are_on_the_disk(tmp_path, monkeypatch):
 @pytest.mark.parametrize("mask", [0, 0o022, 0o777])
 @pytest.mark.parametrize(("mode", "folder"), [(0o600, 0o700), (0o755, 0o755)])
 def test_a_file_is_born_closed_and_has_its_mode_before_it_has_content(tmp_path, umask, monkeypatch, mask, mode, folder):
-    """Whatever the umask; a folder for a secret is made closed, one for what all may read can be entered by all."""
+    """With any umask; a folder for a secret is private, one for readable files can be entered by all."""
     umask(mask)
     born, made, real_mkdir, real_fchmod = [], [], os.mkdir, os.fchmod
     monkeypatch.setattr(
@@ -238,7 +238,7 @@ def test_what_a_link_at_the_path_leads_to_is_never_touched(tmp_path, act, dangli
 
 @pytest.mark.parametrize("target", ["{base}/disk/real", "../base/disk/real", "./disk//../disk/real/", "linked"])
 def test_folders_above_may_be_links_of_root_and_of_the_user_who_writes(tmp_path, target):
-    """/var/run is such a link; they may be relative, absolute and lead up, but not in a circle."""
+    """/var/run is such a link; they may be relative, absolute and lead up, but not in a loop."""
     base = tmp_path / "base"
     (base / "disk/real").mkdir(parents=True)
     (base / "linked").symlink_to(target.format(base=base))

@@ -18,7 +18,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import devi
 
 ROOT = pathlib.Path(__file__).resolve().parents[5]
 LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
-# What a run wants of the device plugin on a node, as its plan takes it; tests override single keys.
+# A run's wanted state of the device plugin, as input of its plan; tests override single keys.
 WANTED = {"present": True, "code": "c1", "stamp": "python 3.11\ngrpcio==1\n", "config": "{}\n", "unit": "[Unit]\n"}
 WANTED |= {"names": ["a"], "wheels_missing": [], "from_index": False, "migrate_allowed": None, "kubeconfig": None}
 
@@ -364,11 +364,11 @@ def rails(resources, api, dra_rails=()):
     ("rails", "dra", (), {number: f"rdma/hca_shared_devices_{number}" for number in range(3)}),
     ("rails", "both", (1,), {1: "rdma/hca_shared_devices_1"}),
     ("rails", "both", (), {}),
-    # A pool of all HCAs stands for no single rail.
+    # A pool of all HCAs does not represent a single rail.
     ([entry("pool", selectors={"vendors": ["15b3"]})], "dra", (), {0: None, 1: None, 2: None}),
     # Keys in any case, our own prefix, a shell pattern, the other entry left to the device plugin.
     ([entry("a", selectors={"ifNames": ["eth0"]}), OTHER_CASE], "both", (), {2: "x.io/b"}),
-    # Two entries on one HCA: which of them a request for the rail means is not known.
+    # Two entries on one HCA: a request for the rail is ambiguous.
     ([entry("a", devices=["eth0"]), entry("b", selectors={"ifNames": ["eth0"]})], "dra", (), {0: None}),
 ])  # fmt: skip
 def test_rails_over_dra_with_the_resource_that_stands_for_each(resources, api, dra_rails, wanted):
@@ -385,7 +385,7 @@ NODES = [{"name": "b.example", "rails": {0: "rdma/x", 1: "rdma/one"}}, {"name": 
 def test_classes_one_for_any_rail_and_one_for_each():
     made = {item["metadata"]["name"]: item["spec"] for item in by_kind(NODES, "DeviceClass")}
     assert list(made) == ["rail.rdma.gpufabric.io", "rail-0.rdma.gpufabric.io", "rail-1.rdma.gpufabric.io"]
-    # The nodes do not agree on the name of rail 0.
+    # The nodes disagree on the name of rail 0.
     assert [spec.get("extendedResourceName") for spec in made.values()] == [None, None, "rdma/one"]
     (selector,) = made["rail-1.rdma.gpufabric.io"]["selectors"]
     assert selector["cel"]["expression"].endswith("device.attributes['rdma.gpufabric.io'].rail == 1")

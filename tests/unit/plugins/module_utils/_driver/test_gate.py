@@ -1,4 +1,4 @@
-"""The change gate as a table: what is laid over a node; each row goes from files over facts and risks to a decision."""
+"""The change gate as a table: overlays of a node; each row goes from files to facts, risks and a decision."""
 
 import json
 from typing import NamedTuple
@@ -45,7 +45,7 @@ class Row(NamedTuple):
     codes: str = ""
     over: Over = Over()
     wanted: dict = {}
-    says: str = ""  # must be read in the reasons, steps or notes
+    says: str = ""  # must occur in the reasons, steps or notes
     fixture: str = STALE
     consent: str = ""
 

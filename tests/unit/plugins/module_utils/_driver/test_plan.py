@@ -1,4 +1,4 @@
-"""The driver's plan: what is read of the disk, what is installed, removed, built and held, and by which commands."""
+"""The driver's plan: the state on disk, packages to install, remove, build and hold, and the commands."""
 
 import re
 
@@ -134,7 +134,7 @@ def test_a_closed_nvidia_driver_is_rebuilt_on_consent_after_the_stack(wanted):
     node = state("dnf", rhel(), installed=tools, builds=NVIDIA, nvidia={"closed": True, "stale": None})
     done = carried_out(node, {**wanted, "nvidia_rebuild_allowed": True})
     assert done[-5] == f"dnf install --assumeyes {BOUNDS} --setopt=install_weak_deps=False doca-ofed-3.2.1*"
-    # It is built beside the old one before that goes.
+    # It is built next to the old one before that goes.
     assert [line.split(" -")[0] for line in done[-4:]] == ["dkms add", "dkms build", "dkms remove", "dkms install"]
     assert "--dkmstree TRIAL" in done[-3]
 
@@ -145,7 +145,7 @@ def test_an_nvidia_driver_that_needs_no_rebuild_is_left_alone(wanted):
     for nvidia, there in (({"closed": True, "stale": None}, []), ({"closed": False, "stale": "x"}, []), (None, [])):
         node["nvidia"] = nvidia
         assert listed(plan(node, wanted)) == there
-    # An earlier run, or whoever installed the stack, has left it behind.
+    # An earlier run, or another installation of the stack, left it behind.
     node["nvidia"] = {"closed": True, "stale": "it was built without peer-memory support"}
     allowed = {**wanted, "nvidia_rebuild_allowed": True}
     assert listed(plan(node, allowed)) == [(f"DKMS module nvidia 570.86.15 for {KERNEL}", "rebuild")]
@@ -204,7 +204,7 @@ def test_back_to_inbox(wanted):
 
 OTHER, SHA = "CD" * 20, "12" * 32
 NO_GPG = {"primary": None, "file_sha256": SHA}
-# {row: (what the repository has, whether its key is taken; a string: what is found instead)}
+# {row: (the repository's data, whether its key is accepted; a string: the finding instead)}
 KEYS = {
     "accepted": ({}, True),
     "accepted as people write it": ({"fingerprints": [" ".join([KEY[:20].lower(), KEY[20:]])]}, True),
@@ -384,9 +384,9 @@ def test_a_users_own_packages_are_no_stack():
     assert set(packages.stack_packages(dict.fromkeys(f"{stack} {own}".split(), "1"))) == set(stack.split())
 
 
-# Version strings of DOCA 3.2.1 and of its predecessors, as apt shows them on a node.
+# Version strings of DOCA 3.2.1 and its predecessors, from apt on a node.
 def origin(name, installed, *versions):
-    """A package as `apt-cache policy` shows it; versions: (version, priority, source)."""
+    """A package in the output of `apt-cache policy`; versions: (version, priority, source)."""
     rows = [f"{name}:", f"  Installed: {installed}", f"  Candidate: {installed}", "  Version table:"]
     for version, priority, source in versions:
         rows.append(f"{' ***' if version == installed else '    '} {version} {priority}")
@@ -418,7 +418,7 @@ def test_user_space_of_the_stack_is_known_by_where_it_came_from():
     replaced, foreign = packages.replaced_packages(installed, packages.parse_policy(POLICY, MIRROR))
     assert replaced == {name: installed[name] for name in ("libibverbs1", "librdmacm1t64", "perftest", "rdma-core")}
     assert foreign == ["mft"]
-    # A mirror that is not known to be one: its perftest is someone's own.
+    # A mirror that is not known as one: its perftest is a foreign build.
     assert "perftest" not in packages.replaced_packages(installed, packages.parse_policy(POLICY, []))[0]
     assert packages.replaced_packages(installed, {}) == ({}, [])
 

@@ -1,4 +1,4 @@
-"""Which modules are unloaded in which order, which are loaded again, and what is restored with them."""
+"""The modules that a reload unloads, in order, those that it loads again, and the restored settings."""
 
 import shutil
 
@@ -22,7 +22,7 @@ MAC = "a0:88:c2:b0:00:00"
 
 
 class Kernel(Node):
-    """A tree with loaded modules, and a modprobe that takes them out and puts them in."""
+    """A tree with loaded modules, and a modprobe that removes and adds them."""
 
     def __init__(self, root, *modules, held=()):
         super().__init__(root)
@@ -107,7 +107,7 @@ def test_a_name_counts_once_it_has_settled(tmp_path):
 
 
 def again(kernel, given=None, agree=True, allowed=True):
-    """One run of the module on the node; the commands that it ran, and what it could not do."""
+    """One run of the module on the node; its commands, and its failures."""
     kernel.calls, part = [], {"flavor": "doca", "version": "25.10", "srcversion": "A"}
     facts = {"driver": {"agree": agree, "loaded": part, "on_disk": part}}
     facts["unfinished"] = [name for name, path in paths.RECORDS.items() if kernel.tree().exists(path)]

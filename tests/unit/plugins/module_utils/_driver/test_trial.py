@@ -1,4 +1,4 @@
-"""The trial beside the node with real apt, gpg, dkms and rpm (dnf is a double), and what gpg reads of a key file."""
+"""The trial next to the node with real apt, gpg, dkms and rpm (dnf is a double), and gpg's reading of key files."""
 
 import os
 import pathlib
@@ -179,7 +179,7 @@ def rpms(tmp_path_factory, pair):
 
 
 def dnf_trial(cache="/nowhere", out="", error="", etc="/nowhere"):
-    """The trial on rpm's tools; dnf and dkms are doubles that write down how they were called."""
+    """The trial on rpm's tools; dnf and dkms are doubles that record their calls."""
     calls = []
 
     def here(argv, environment=None, cwd=None):

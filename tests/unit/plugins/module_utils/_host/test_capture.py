@@ -1,4 +1,4 @@
-"""A capture gives the facts back, and nothing that identifies the machine. Which kernel GRUB boots next."""
+"""A capture reproduces the facts, without anything that identifies the machine. The kernel that GRUB boots next."""
 
 import base64
 import ipaddress
@@ -53,7 +53,7 @@ def test_the_same_facts_come_back_scrubbed_and_no_original_survives(name, tmp_pa
     captured, facts, scrubber = capture(str(tree.lay_out(fixture, tmp_path / "node")), name)
     assert again(captured, tmp_path) == scrubber.apply(facts)
     if fixture["provenance"]["kind"] == "captured":
-        return  # it holds replacements already, and a second capture may choose the same ones
+        return  # it already has replacements, and a second capture may choose the same ones
     text = everything(captured).lower()
     wanted = [word.lower() for word in originals(fixture)]
     assert len(wanted) > 5
@@ -73,7 +73,7 @@ def test_what_proc_links_to_its_reader_is_scrubbed_and_has_no_process_number(tmp
     assert "/proc/self" not in found["links"]
 
 
-# Secrets of many kinds, planted in every file that people write and a capture reads. {t} and {n} tell them apart.
+# Secrets of many kinds, planted in every hand-written file that a capture reads. {t} and {n} distinguish them.
 KINDS = r"""
 inst.ks=http://user:pw{t}@boot.corp{t}.example/ks.cfg
 netroot=iscsi:chap{t}:pw{t}pw{t}@10.200.{n}.9::3260::iqn.2026-01.corp{t}:disk
@@ -91,7 +91,7 @@ jane.{t}@corp.example
 rd.luks.uuid=luks-0123abce-0000-4000-8000-{n:012x}
 acme.secret=pw{t}
 """.strip().splitlines()
-# Where someone may have written them: the file, and the lines around a secret.
+# Where a person may have put them: the file, and the lines around a secret.
 PLACES = {
     "/proc/cmdline": "{s}",
     "/etc/modprobe.d/site.conf": "# {s}\noptions acme {s}\noptions ib_core {s} netns_mode={s}\nsoftdep {s}\n"
@@ -125,7 +125,7 @@ def telling(secret):
 
 
 def everything(captured):
-    """What a captured file says, its binary parts too."""
+    """The content of a captured file, including binary parts."""
     binary = (captured.get("binary") or {}).values()
     return report_files.capture_text(captured) + "".join(base64.b64decode(data).decode("latin-1") for data in binary)
 
@@ -175,7 +175,7 @@ def test_names_and_addresses_of_namespaces_units_pods_and_the_machine_are_replac
     assert any((namespace["name"] or "").startswith("/run/netns/ns-") for namespace in namespaces)
 
 
-# --- the kernel that boots next, from what GRUB reads, and what of it is missing --------------------------------------
+# --- the kernel that boots next, from GRUB's files, and its missing files ---------------------------------------------
 
 
 DEFAULT = """\
@@ -196,7 +196,7 @@ function savedefault {{
   fi
 }}
 """
-# As grub-mkconfig writes it: a simple entry, then a submenu with one entry a kernel.
+# As from grub-mkconfig: a simple entry, then a submenu with one entry per kernel.
 DEBIAN = """\
 menuentry 'Debian GNU/Linux' --class debian --class os $menuentry_id_option 'gnulinux-simple-1' {
 \tif [ x$grub_platform = xxen ]; then insmod xzio; insmod lzopio; fi
@@ -232,7 +232,7 @@ options $kernelopts $tuned_params
 
 @pytest.fixture
 def node(tmp_path, put):
-    """Writes files {path: text} and returns what the gate says; kernels that are whole are given by version."""
+    """Writes files {path: text} and returns the gate's answer; complete kernels are given by version."""
 
     def lay_out(files: dict, whole=()) -> tuple[str, list]:
         for version in whole:

@@ -1,4 +1,4 @@
-"""Values in firmware: what two versions of mstconfig print, what is refused before a change, and one try only."""
+"""Values in firmware: output of two versions of mstconfig, refusals before a change, and only one try."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS = {
 
 
 class Mstconfig:
-    """A double that prints as mlxcfg_ui.cpp of the version does. boots: what a warm reboot makes of the next values."""
+    """A double with the output of that version's mlxcfg_ui.cpp. boots: the effect of a warm reboot on next values."""
 
     def __init__(self, version: str, *addresses: str):
         state = {key: dict.fromkeys(("default", "current", "next"), 1) for key in KEYS}
@@ -90,7 +90,7 @@ def facts(*hcas, boot="first"):
 
 @pytest.fixture
 def run(tmp_path, put, monkeypatch):
-    """run(double, stated, allowed, boot, check): the last plan and the changes, of the module's own functions."""
+    """run(double, stated, allowed, boot, check): the last plan and the changes, from the module's own functions."""
     put("bin/mstconfig").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
@@ -219,7 +219,7 @@ def test_consent_has_three_states_and_a_second_run_changes_nothing(run, tmp_path
     double.reboot()
     plan, changes = run(double, stated, boot="second")
     assert (changes, plan.reboot_reasons, len(double.sets())) == ([], [], 2)
-    # What was there before is that of the first change.
+    # The old value is that before the first change.
     run(double, {A: {"ATS_ENABLED": True, "PCI_WR_ORDERING": "per_mkey"}}, boot="second")
     assert json.loads((kept / "before.json").read_text()) == before
 
@@ -256,7 +256,7 @@ def test_without_the_program_or_a_kernel_that_may_be_touched_nothing_is_judged(r
 
 
 def ignored(double):
-    """A reboot that the firmware does not take for a reset."""
+    """A reboot that does not reset the firmware."""
 
 
 def reverted(double):
@@ -296,6 +296,6 @@ def test_what_another_has_written_gets_one_reboot_too(run):
     with pytest.raises(Refused) as refused:
         run(double, ATS, boot="second")
     assert (len(refused.value.findings), double.sets()) == (2, [])
-    # Set back by somebody before the reset: nothing has to be reset for it.
+    # Set back by something else before the reset, so no reset is needed.
     double.hcas[A]["ATS_ENABLED"]["next"] = 0
     assert run(double, {A: {"ATS_ENABLED": True}})[0].reboot_reasons == []

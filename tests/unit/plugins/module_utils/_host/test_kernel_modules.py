@@ -1,4 +1,4 @@
-"""Which modules a node gets, which initramfs images are rebuilt, and the doctor's verdicts about nvidia_peermem."""
+"""The modules of a node, the initramfs images to rebuild, and the doctor's verdicts about nvidia_peermem."""
 
 import copy
 import json
@@ -224,7 +224,7 @@ CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08"
 
 
 class Node(conftest.Node):
-    """A node with one GPU, the NVIDIA driver loaded, and the modules that a test puts in."""
+    """A node with one GPU, the NVIDIA driver loaded, and the modules that a test adds."""
 
     def __init__(self, root, kernel):
         super().__init__(root)
@@ -235,7 +235,7 @@ class Node(conftest.Node):
         self.write("/sys/module/nvidia/version", "570.172.08")
 
     def add(self, source, path):
-        """Puts a module file where depmod would list it."""
+        """Puts a module file at a path that depmod would list."""
         self.modules.append(path)
         data = source.read_bytes()
         if path.endswith(".zst"):
@@ -269,7 +269,7 @@ def modules(node, built):
 
 
 def wrong_tree(node, built):
-    """nvidia-peermem.Kbuild follows /usr/src/ofa_kernel/default, wherever it leads."""
+    """nvidia-peermem.Kbuild follows /usr/src/ofa_kernel/default to any target."""
     shutil.copytree(built["old"], node.host(f"/usr/src/ofa_kernel/x86_64/{OLD_KERNEL}"))
     node.host("/usr/src/ofa_kernel/default").symlink_to(f"x86_64/{OLD_KERNEL}")
 

@@ -1,4 +1,4 @@
-"""The netns mode and LimitMEMLOCK: who else sets them, what needs a reboot or restart, what a container could lock."""
+"""The netns mode and LimitMEMLOCK: foreign settings, required reboots or restarts, memory that a container can lock."""
 
 import errno
 import os
@@ -105,7 +105,7 @@ def test_a_workload_is_not_stopped_but_listed(untouched, namespaces, busy, sets,
 def test_a_foreign_file_is_overridden_on_consent_only_and_always_named(
     untouched, sources, allowed, changes, findings, told
 ):
-    """What no file of ours can override, the command line or a file that is read after ours, always stops."""
+    """Settings that our file cannot override, the command line or a later file, always stop the run."""
     untouched["subsystem"]["netns_sources"] = sources
     made = plan(untouched, {"mode": "shared", "override_allowed": allowed})
     assert (objects(made), len(made.findings)) == (changes, findings)

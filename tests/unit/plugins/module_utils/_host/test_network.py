@@ -98,7 +98,7 @@ def test_in_a_container_only_files_are_written(facts):
 
 
 def test_the_interface_of_an_ipoib_address_is_found_after_the_driver_was_loaded_again(facts, put, boot):
-    """Octets 2 to 4 are the queue pair's number; children share the rest and stay as they are."""
+    """Octets 2 to 4 are the queue pair's number; children share the rest and stay unchanged."""
     tail = "fe:80:00:00:00:00:00:00:58:a2:e1:03:00:60:00:00"
     netdevs = [{**NETDEV, "name": "ib0", "mac": f"00:00:08:29:{tail}"}]
     netdevs.append({**NETDEV, "name": "ib0.8001", "mac": f"00:00:08:41:{tail}", "parent": "ib0"})
@@ -319,7 +319,7 @@ def test_a_second_run_changes_nothing_and_the_files_go_without_a_plan(facts):
     rules = facts["owned_files"][paths.OWN_NIC_RULE]["content"].splitlines()[1:]
     assert [f'ATTR{{address}}=="{mac}"' in rule for mac, rule in zip((MAC, OTHER["mac"]), rules)] == [True, True]
     assert planned(facts, traffic=None) == (FILES[::-1], [], 0, 0)
-    # What was refused must not come at the next boot.
+    # A refused change must not happen at the next boot.
     assert planned(facts, allowed=False)[0] == [paths.OWN_NIC_SCRIPT]
 
 
@@ -328,7 +328,7 @@ def test_the_unit_of_a_device_has_the_name_that_udev_gives_it():
     assert name == r"gpufabric-rdma-nic@sys-devices-pci0000:00-0000:3b:00.0-net-en\x2ds_1\x7e.7.service"
 
 
-# dcb and ethtool of a driver like mlx5: a DSCP's older entry goes by itself, so dcb fails where it wants to remove it.
+# dcb and ethtool of a driver like mlx5: a DSCP's older entry goes by itself, so dcb fails when it tries to remove it.
 _DOUBLE = """#!{python}
 import json, os, pathlib, sys
 state = json.loads(pathlib.Path("state").read_text())
@@ -547,7 +547,7 @@ def states(*questions):
 
 @pytest.fixture
 def listening():
-    """A function: listens for so long; what is left at the end is stopped."""
+    """A function that listens for this long; the rest is stopped at the end."""
     made = []
 
     def listen(ports, seconds=30):

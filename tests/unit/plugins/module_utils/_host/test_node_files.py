@@ -1,4 +1,4 @@
-"""Files, units, modules and sysctls of a role: what is decided from a state, and what a run does to a tree."""
+"""Files, units, modules and sysctls of a role: decisions from a state, and the effect of a run on a tree."""
 
 import copy
 import os
@@ -159,7 +159,7 @@ def test_nothing_is_written_while_consent_is_missing(tmp_path, wanted):
 
 
 def applied(root, changes, failing=""):
-    """The programs that are run to carry out changes; one of them may refuse."""
+    """The programs that changes run; one of them may refuse."""
     ran = []
 
     def run(argv):

@@ -1,4 +1,4 @@
-"""ACS at boot: what is written where, what is refused, and the way back."""
+"""ACS at boot: written files, refusals, and the way back."""
 
 import functools
 import json

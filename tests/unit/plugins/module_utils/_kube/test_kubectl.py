@@ -1,4 +1,4 @@
-"""How long a silent API server is asked, and whether the cluster can spare a node or has it back."""
+"""The patience with a silent API server, and whether the cluster can spare a node or has it back."""
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, kubectl, running_pods
@@ -37,7 +37,7 @@ def test_a_type_is_absent_only_where_its_list_was_there(script, logged, asked, s
 
 
 class Cluster:
-    """Stands in for Kubectl and for time: gives one list of objects a call, the last one for ever."""
+    """Replaces Kubectl and time: returns one list of objects per call, the last one forever."""
 
     def __init__(self, *answers):
         self.answers, self.asked, self.now = list(answers), 0, 0.0
@@ -99,14 +99,14 @@ def seen(*args, **options):
     ([*NODES[:2], node("s3", EtcdIsVoter="False")], WHOLE, [("server s3", "not one now")]),
     (NODES, {**WHOLE, "active": {"a", "b"}}, [("etcd of the cluster", "2 of 3 members, without c")]),
     (NODES, {**WHOLE, "leader": False}, [("etcd of the cluster", "no leader")]),
-    # An etcd that does not say whom it knows: the nodes do.
+    # An etcd that does not list its members: the nodes count.
     (NODES, {"known": {"a"}, "active": {"a", "b"}, "leader": True}, [("etcd of the cluster", "2 of 3 members")]),
     (NODES, {"error": "refused"}, [("etcd of the cluster", "refused")]),
 ])  # fmt: skip
 def test_what_is_away_is_named(nodes, etcd, said):
     assert seen(nodes, etcd, "s1") == said
     assert seen(NODES, WHOLE, "s1") == seen(NODES, None, "worker") == []
-    # A worker that is away, and nodes before the pod network, hold nothing up.
+    # An absent worker, and nodes before the pod network, block nothing.
     assert seen([node("s1", "False"), node("worker", "Unknown", labels={})], None, "s1") == []
     assert seen(NODES, None, "other") == [("node other", "no node of that name")]
 

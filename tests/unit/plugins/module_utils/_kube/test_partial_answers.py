@@ -32,7 +32,7 @@ PARAMS = {
     "traffic": True, "resolve": "kubernetes.default.svc", "port": 18700, "seconds": 1, "limit": 5, "wait_seconds": 9,
     "removed_afterwards": True,
 }  # fmt: skip
-# Failed where the one call for nodes, services and so on never ends well.
+# Failed if the one call for nodes, services and so on never succeeds.
 API = ("node1", "cluster:api", "cluster")
 OFTEN = 9**9
 CUTS = 6
@@ -51,7 +51,7 @@ class Clock:
 
 
 class Broken(client.Kubectl):
-    """kubectl whose double is this process. fault: (call, how, cut, times, effect); call is the words of one."""
+    """kubectl whose double is this process. fault: (call, how, cut, times, effect); call: its words."""
 
     def __init__(self, state, clock, fault=None):
         usual = client.API_SECONDS
@@ -104,7 +104,7 @@ class Broken(client.Kubectl):
     def serve(self, pod, argv, namespace):
         words = ("serve", namespace, pod, *argv)
         self.said[words] = (0, "x" * 40, "")
-        # The one client of a test runs in the pod of the other node.
+        # A test's only client runs in the pod of the other node.
         other = pod[:-1] + ("1" if pod.endswith("2") else "2")
         self.dead.discard(other)
         if not self.hit(words):
@@ -115,14 +115,14 @@ class Broken(client.Kubectl):
 
 
 def server(status, said):
-    """A server's exec, as far as its callers look at it."""
+    """A server's exec, as far as its callers use it."""
     return types.SimpleNamespace(
         poll=lambda: status, terminate=lambda: None, communicate=lambda timeout=None: (said, None)
     )
 
 
 def planted(tmp_path, bad=False):
-    """The state of a cluster whose pods are all right, or have three faults of different kinds."""
+    """The state of a cluster with healthy pods, or with three faults of different kinds."""
     made = kubectl_cluster.make(tmp_path / "cluster.json")
     for pod in PODS:
         made.answer(f"{pod['kind']}-{pod['node']}", kubectl_cluster.answer_of(ROCE, pod))
@@ -167,7 +167,7 @@ def statuses(checks):
 
 
 def cases(said):
-    """Each call of a run with each way to break off, once and for good."""
+    """Each call of a run with each way to break off, once and permanently."""
     dice = random.Random(20261124)
     for call, (_code, out, _error) in said.items():
         for how in ("cut", "reset", "time-out"):

@@ -1,4 +1,4 @@
-"""The pods of verification: the plan, the tools, what their answers mean, and the name of each planted fault."""
+"""The pods of verification: the plan, the tools, the meaning of their answers, and the id of each planted fault."""
 
 import copy
 import json
@@ -122,7 +122,7 @@ def test_the_script_runs_in_plain_shells_and_tells_no_environment(program, monke
 
 
 def test_registration_is_what_the_kernel_counts_not_what_the_tool_says(tmp_path, script):
-    """With a double of the tool that registers nothing: it ends at once, and nothing counts as registered."""
+    """With a double of the tool that registers nothing: it exits at once, and nothing counts as registered."""
     script("ibv_rc_pingpong", 'echo "Couldn\'t register MR" >&2\nexit 1')
     functions = pod_probe.SCRIPT.partition("probe user")[0]
     done = shell("sh", "-c", f"PATH={tmp_path}:$PATH\n{functions}\nprobe 'register mlx5_0' register mlx5_0 1")
@@ -246,7 +246,7 @@ def test_infiniband_without_an_address_shakes_hands_over_the_pod_network():
 
 
 def three_on(*networks, kind="pci"):
-    """Traffic between three nodes, whose own address on rail 0 is in these networks; None: they have none there."""
+    """Traffic between three nodes, whose own address on rail 0 is in these networks; None for no address."""
     hosts = [host(number, [rail(kind=kind)]) for number in range(1, len(networks) + 1)]
     for one, network in zip(hosts, networks):
         one["netdevs"]["eth2"]["addresses"] = [*([network] if network else []), "fe80::1/64"]
@@ -289,7 +289,7 @@ def replaced(before, after):
 
 
 FILE = "crw-rw-rw- 1 root root 231,"
-# {fault: (what the pod says, what it says then, checks that fail)}
+# {fault: (the pod's normal output, its output with the fault, failing checks)}
 FAULTS = {
     "two default routes": ("10.56.0.0/24 dev", "default via 10.56.0.1 dev net1\n10.56.0.0/24 dev", "default-route"),
     "an address of another network": ("inet 10.56.0.2/24", "inet 10.99.0.2/24", "net1 gid:mlx5_0"),
@@ -403,7 +403,7 @@ NOT_DEFAULT = status().replace('"default": true', '"default": false')
     (waiting("FailedCreatePodSandBox: dial unix /run/multus/multus.sock: connect"), "running", "failed", "Multus"),
     (waiting(NO_ADDRESS), "running", "failed", "per_node_block_size"),
     (waiting("something new"), "running", "failed", "describe pod"),
-    # These say nothing of RDMA.
+    # These say nothing about RDMA.
     (waiting("ErrImagePull: failed to pull"), "running", "not_verified", "verification_image"),
     (waiting("InvalidImageName: couldn't parse"), "running", "not_verified", "verification_image"),
     (waiting("ErrImageNeverPull: not present"), "running", "not_verified", "k3s crictl images"),
@@ -550,7 +550,7 @@ def test_what_keeps_a_pod_from_rdma_is_named(changes, identity, words):
 
 
 K3S = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
-# As k3s renders it for containerd 2, and as the versions before had it.
+# As rendered by k3s for containerd 2, and the form of earlier versions.
 VERSION_3 = """version = 3
 [plugins.'io.containerd.cri.v1.images']
   snapshotter = "overlayfs"
@@ -607,10 +607,10 @@ def test_a_pod_with_the_nodes_tools_asks_no_registry_and_cannot_write_to_the_nod
 
 
 def test_a_program_that_the_kernel_refuses_is_run_by_its_loader(tmp_path):
-    """126 is what the shell says of a file capability outside the bounding set; the program stands in for ping."""
+    """The shell returns 126 for a file capability outside the bounding set; the program replaces ping."""
     refused = tmp_path / "refusing"
     refused.mkdir()
-    # A shell function answers to the name first, as the kernel does; the loader then gets the real file.
+    # A shell function takes precedence, like the kernel's refusal; the loader then gets the real file.
     (refused / "ping").symlink_to("/bin/echo")
     words = pods.ping_command({"client": {"interface": "net1"}, "address": "10.56.0.3"})
     words[2] = f'command() {{ echo "{refused}/ping"; }}\nping() {{ return 126; }}\n{words[2]}'

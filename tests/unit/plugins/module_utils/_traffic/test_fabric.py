@@ -1,4 +1,4 @@
-"""The two ends of a test between nodes: commands, captured outputs, order of rounds, a process that is ended."""
+"""The two ends of a test between nodes: commands, captured outputs, order of rounds, a process that is killed."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_captured_outputs_are_read(name, code, expected):
 
 
 def test_pings_and_writes_are_counted_and_gigabits_taken_as_they_are():
-    """Fewer pings than asked for are a failure; writes are counted where perftest cannot trust the clock."""
+    """Fewer pings than requested are a failure; writes are counted if perftest cannot trust the clock."""
     output = "".join(said("rping-44.0-ok").splitlines(keepends=True)[:7])
     result = fabric.parse("rping", 0, output, 2)
     assert (result["ok"], "7 of 10" in result["error"]) == (False, True)
@@ -117,7 +117,7 @@ def test_both_ends_meet_round_by_round(tool, tmp_path):
 
 
 class Hurried:
-    """A clock on which sleeping takes no time of ours."""
+    """A clock on which sleeping takes no real time."""
 
     skipped = 0.0
 
@@ -149,7 +149,7 @@ def test_each_end_says_what_its_nic_counted_by_priority_and_rdma_cms_class(tool,
 
 
 def test_what_a_driver_counts_is_asked_of_the_kernel():
-    """lo counts nothing itself; no interface has no statistics."""
+    """lo has no counters, and a missing interface has no statistics."""
     assert Seams.live().statistics("lo") == {}
     assert Seams.live().statistics("none0") is None
     assert Seams.recorded({"statistics": {"eth2": {"tx_prio0_bytes": 1}}}).statistics("eth2") == {"tx_prio0_bytes": 1}

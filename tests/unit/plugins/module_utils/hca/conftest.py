@@ -1,4 +1,4 @@
-"""A builder for small trees, shaped as the kernel shapes sysfs: devices below /sys/devices, links everywhere else."""
+"""A builder for small trees in the shape of sysfs: devices below /sys/devices, links everywhere else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KERNEL = "6.1.0-test"
 
 
 class Node:
-    """Lays files into a directory; every method returns self, or what the caller goes on with."""
+    """Puts files into a directory; every method returns self, or the caller's next object."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -50,7 +50,7 @@ class Node:
         return self
 
     def pci(self, chain: str, vendor: str, device: str, code: str, driver: str | None = None, **values: object) -> str:
-        """A function at the end of a chain like pci0000:00/0000:00:01.0/0000:01:00.0; bridges come on the way."""
+        """A function at the end of a chain like pci0000:00/0000:00:01.0/0000:01:00.0; bridges are created too."""
         parts = chain.split("/")
         for index in range(1, len(parts)):
             path = "/sys/devices/" + "/".join(parts[: index + 1])
@@ -102,14 +102,14 @@ class Node:
         return self.files(f"{hca}/ports/{number}", **{**known, "lid": "0x7", "sm_lid": "0x1", **values})
 
     def gids(self, hca: str, number: int, entries: dict[int, tuple[str, str, str | None]], size: int = 4) -> Node:
-        """entries: {index: (gid, type, netdev)}; every other slot is empty as the kernel shows it."""
+        """entries: {index: (gid, type, netdev)}; every other slot is empty as in the kernel."""
         base = f"{hca}/ports/{number}"
         for index in range(size):
             gid, kind, netdev = entries.get(index, (ZERO, None, None))
             self.write(f"{base}/gids/{index}", gid)
             for attribute, value in (("types", kind), ("ndevs", netdev)):
                 path = f"{base}/gid_attrs/{attribute}/{index}"
-                # Reading the folder fails with EISDIR as the kernel's file does with EINVAL.
+                # Reading the folder fails with EISDIR, like the kernel's file with EINVAL.
                 self.write(path, value) if value else self.host(path).mkdir(parents=True)
         return self
 
@@ -127,7 +127,7 @@ class Node:
 
     def facts(self, subset: list[str] | None = None, **options: object) -> dict:
         facts = gather(self.tree(), Seams.recorded({"addresses": self.addresses}), subset, **options)
-        json.dumps(facts)  # every fact crosses the wire
+        json.dumps(facts)  # every fact is sent as JSON
         return facts
 
 

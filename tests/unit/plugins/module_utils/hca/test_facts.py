@@ -1,4 +1,4 @@
-"""gather() as a whole, and below it the tree: files that no link leads out of, answers that no file gives."""
+"""gather() as a whole, and the tree: links that do not lead out of it, answers without a file."""
 
 import collections
 import errno
@@ -66,7 +66,7 @@ def test_each_file_is_read_once(laid_out):
 
 @pytest.mark.parametrize("harm", ["missing", "refused", "scribbled"])
 def test_any_path_may_be_missing_refuse_or_hold_anything(laid_out, tmp_path, harm):
-    """A driver unloads, a card falls off the bus; a directory in place of a file fails as ENODEV and EINVAL do."""
+    """A driver unloads, a card falls off the bus; a directory instead of a file fails like ENODEV and EINVAL."""
     chance, aside = random.Random(3), tmp_path / "aside"
     pieces = [b"\n", b":", b"=", b"\0", b"\xff\xfe", b"0x", b"-1", b"../../..", b"net:[", b"[Service]\n", b"\\\n"]
     for place in sorted(laid_out.rglob("*")):
@@ -162,7 +162,7 @@ def test_slots_leave_out_empty_and_unreadable_ones(tree):
 
 
 def test_short_reads_do_not_end_a_procfs_file(tmp_path, monkeypatch):
-    """seq_file returns whole records only, so a read of cgroup.procs may be short with more to come."""
+    """seq_file returns whole records only, so a short read of cgroup.procs may not be the end."""
     (tmp_path / "sys/fs").mkdir(parents=True)
     (tmp_path / "sys/fs/procs").write_text("1\n2\n3\n")
     whole = os.read
@@ -200,7 +200,7 @@ def test_programs_are_asked_in_their_machine_readable_form(tmp_path, monkeypatch
     assert live._run("no-such-program") is None
 
 
-# Composed after include/uapi/linux/dcbnl.h: no NIC that has these settings was at hand.
+# Composed from include/uapi/linux/dcbnl.h: no NIC with these settings was available.
 def attribute(kind, data):
     return struct.pack("=HH", 4 + len(data), kind) + data + bytes(-len(data) % 4)
 
@@ -270,7 +270,7 @@ def test_half_an_answer_says_nothing():
 
 
 def test_the_kernel_itself_is_asked():
-    """lo has none of it; what does not exist is not known."""
+    """lo has none; those of a missing interface are unknown."""
     assert Seams.live().qos("lo") == {**dict.fromkeys(EMPTY), "pause": None}
     assert all(map(is_unknown, Seams.live().qos("none0").values()))
 

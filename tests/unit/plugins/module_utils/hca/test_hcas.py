@@ -1,4 +1,4 @@
-"""HCAs, GPUs, rails, netdevs, routes and distances, where the machines of tests/fixtures do not show it."""
+"""HCAs, GPUs, rails, netdevs, routes and distances, for cases that the machines of tests/fixtures do not show."""
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
@@ -105,7 +105,7 @@ G1, G2 = "0002:01:00.0", "0002:02:00.0"
     pytest.param("1:a1 2:a2", "1:a2 2:a1", [("mlx5_2", G1), ("mlx5_1", G2)], id="the order of their GPUs"),
     pytest.param("1:a1 2:a1", "1:a1 2:a1", [("mlx5_1", G1), ("mlx5_2", G2)], id="two and two below one switch"),
     pytest.param("1:a1 2:a2 9:a9", "1:a1 2:a2", [("mlx5_1", G1), ("mlx5_2", G2)], id="a card that no GPU is near"),
-    # Which of the two would be the GPU's is a guess, so PCI order it is.
+    # Either of the two could be the GPU's, so PCI order decides.
     pytest.param("1:a1 2:a1", "1:a1", [("mlx5_1", G1), ("mlx5_2", G1)], id="more near cards than GPUs"),
     pytest.param("1:a1", "1:a1 2:a1", [("mlx5_1", None)], id="GPUs that share a card"),
 ])  # fmt: skip
@@ -349,7 +349,7 @@ def test_numa_node_decides_between_host_bridges(node, first, second, online, wan
 
 
 def vpd(serial: str) -> bytes:
-    """As lspci -vv shows a ConnectX: an identifier, then PN, SN and VU, then the end tag."""
+    """VPD of a ConnectX, as in lspci -vv: an identifier, then PN, SN and VU, then the end tag."""
     pairs = ((b"PN", b"900-9X81E"), (b"SN", serial.encode()), (b"VU", f"{serial}MLNXS0D0F0".encode()))
     fields = b"".join(key + bytes([len(value)]) + value for key, value in pairs)
     parts = ((0x82, b"NVIDIA ConnectX-8"), (0x90, fields))
@@ -383,7 +383,7 @@ def test_a_software_hca_has_the_root_of_its_netdev_through_virtio_and_a_bond_on_
 
 
 def test_the_root_of_the_data_direct_function_counts(node):
-    """Two cards beside each other, each with its Data Direct function below another root; and a card without one."""
+    """Two adjacent cards, each with its Data Direct function below another root; and a card without one."""
     node.hca("mlx5_0", node.pci("pci0003:00/0003:00:01.0/0003:01:00.0", *CX7_MLX5))
     assert root_of(node, "mlx5_0") == "pci0003:00"
     for number in (1, 2):

@@ -182,7 +182,7 @@ def note(build_id: str) -> bytes:
 
 
 def module_file(order: str = "<", build_id: str = "", **fields: str) -> bytes:
-    """The smallest ELF object that has a .modinfo section and, where asked for, a build id."""
+    """The smallest ELF object with a .modinfo section and, on request, a build id."""
     info = b"".join(f"{key}={value}".encode() + b"\0" for key, value in fields.items()) + b"alias=a\0alias=b\0"
     parts = [(b".shstrtab", b""), (b".modinfo", info)]
     if build_id:
@@ -229,7 +229,7 @@ def test_what_is_not_a_module_has_no_modinfo(node, name, data):
 
 
 def packages(node, text):
-    """`name version[ status]` of each package, as dpkg keeps them."""
+    """`name version[ status]` of each package, in dpkg's format."""
     rows = [(*one.split(), "install")[:3] for one in filter(None, text.split(", "))]
     stanzas = [f"Package: {name}\nStatus: {how} ok installed\nVersion: {version}\n" for name, version, how in rows]
     gone = "Package: doca-ofed\nStatus: deinstall ok config-files\nVersion: 3.0.0\nDescription: x\n Package: fake\n"
@@ -269,7 +269,7 @@ def test_what_cannot_be_compared_is_unknown(node):
 
 @pytest.mark.parametrize(("running", "agree"), [("aa" * 20, True), ("bb" * 20, False)])
 def test_debian_modules_are_compared_by_their_build_id(node, running, agree):
-    """Debian's kernels leave srcversion out of modules that have no version of their own."""
+    """Debian's kernels have no srcversion for modules without a version."""
     install(node, "kernel/drivers/mlx5_core.ko", build_id="aa" * 20)
     node.module("mlx5_core").write("/sys/module/mlx5_core/notes/.note.gnu.build-id", note(running))
     found = state(node)

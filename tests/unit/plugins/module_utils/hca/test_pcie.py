@@ -1,4 +1,4 @@
-"""Config space and the way between HCA and GPU: bytes in, a verdict out."""
+"""Config space and the path between HCA and GPU: bytes in, a verdict out."""
 
 import itertools
 import random
@@ -13,7 +13,7 @@ ABLE = 0x5F
 
 
 def config(port=ENDPOINT, acs=None, ats=None, control=0x5936, size=4096):
-    """Config space of a function: PCI Express at 0x60 behind another capability; ACS, ATS and one more behind AER."""
+    """Config space of a function: PCI Express at 0x60 after another capability; ACS, ATS and another one after AER."""
     data = bytearray(4096)
     data[0:4], data[0x06], data[0x34] = b"\xb3\x15\x23\x10", 0x10, 0x40
     data[0x40:0x42], data[0x60:0x62] = b"\x01\x60", b"\x10\x00"
@@ -174,7 +174,7 @@ def test_paths_by_topology(way, acs, there, how, wanted, masks):
 
 
 def test_nothing_that_is_redirected_is_called_direct():
-    """Every combination of both ports, as 1.2 has it: on Linux's own reading, and on rdma_topo's for Data Direct."""
+    """Every combination of both ports, as in 1.2: by Linux' own rule, and by rdma_topo's for Data Direct."""
     for mine, its in itertools.product(range(128), repeat=2):
         bits = {"mine": mine, "its": its}
         for ats, virtual in ((None, False), (True, True)):
