@@ -53,7 +53,7 @@ lint: $(VENV)/.ready ## ruff, import-linter, ansible-lint (production), schemas 
 	@lint-imports --no-cache --no-logo
 	@python tests/figures.py
 	@ansible-lint --offline
-	@check-jsonschema --builtin-schema vendor.github-workflows docs/examples/drift/github-actions.yml
+	@check-jsonschema --builtin-schema vendor.github-workflows docs/examples/drift/github-actions.yml .github/workflows/*.yml
 	@check-jsonschema --builtin-schema vendor.gitlab-ci docs/examples/drift/gitlab-ci.yml
 
 sanity: $(VENV)/.ready ## ansible-test sanity on a copy of what git tracks

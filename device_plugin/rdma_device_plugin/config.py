@@ -28,6 +28,7 @@ ENVS = ("none", "generic", "nccl", "ucx")
 NEEDS = ("required", "optional", "never")
 APIS = ("device-plugin", "dra")
 TAINTS = ("NoSchedule", "NoExecute")
+_FLAPS = 100
 CHAR_DEVICES = ("uverbs", "umad", "issm", "rdma_cm")
 
 KUBELET_SOCKET = "kubelet.sock"
@@ -83,6 +84,7 @@ class CharDevices(NamedTuple):
 class Health(NamedTuple):
     """ports: which ports must be ACTIVE. A port counts as down after downSeconds, as up again after upSeconds.
 
+    One that went down `flaps` times within flapSeconds stays down until they are over; 0: however often.
     taint: over DRA, the effect of a port that is down, where the cluster has device taints.
     """
 
@@ -90,6 +92,8 @@ class Health(NamedTuple):
     downSeconds: float = 0.3
     upSeconds: float = 2.0
     taint: str = "NoSchedule"
+    flaps: int = 0
+    flapSeconds: float = 600.0
 
 
 class Pool(NamedTuple):
@@ -148,7 +152,14 @@ _EXTRA = struct(
 )
 _CHAR_DEVICES = struct(dict.fromkeys(CHAR_DEVICES, _CHOICE))
 _HEALTH = struct(
-    {"ports": _CHOICE, "downSeconds": (seconds, nothing), "upSeconds": (seconds, nothing), "taint": _CHOICE}
+    {
+        "ports": _CHOICE,
+        "downSeconds": (seconds, nothing),
+        "upSeconds": (seconds, nothing),
+        "taint": _CHOICE,
+        "flaps": (integer, int),
+        "flapSeconds": (seconds, nothing),
+    }
 )
 
 
@@ -367,6 +378,8 @@ class _Entry:
         values = {name: value for name, value in given.items() if value not in (None, "")}
         self._choice("health.ports", given.get("ports", ""), PORTS)
         self._choice("health.taint", given.get("taint", ""), TAINTS)
+        if not 0 <= values.get("flaps", 0) <= _FLAPS:
+            self._problem("health.flaps", f"wants 0 to {_FLAPS}, got {values['flaps']}")
         return Health(**values)
 
     def _envs(self, words: list[str]) -> tuple[str, ...]:

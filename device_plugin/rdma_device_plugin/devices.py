@@ -16,7 +16,9 @@ from .config import Pool
 from .pools import Hca, Inventory
 
 DRIVER = "rdma.gpufabric.io"
-PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+# Attributes that Kubernetes defines (dra-standard-device-attributes), and those by which Multus finds a claim's device
+# (multus-cni pull request 1492); it rejects a name that differs from the network's resourceName.
+STANDARD, CNI = "resource.kubernetes.io", "k8s.cni.cncf.io"
 TAINT = f"{DRIVER}/port-down"
 SHARES, RATE = "shares", "rate"
 # Of the API: a string attribute holds 64 characters, a device's name 63. Its suffix is at most -p255-u9999.
@@ -109,17 +111,20 @@ def published(known: Iterable[Device], form: Form) -> list[dict[str, Any]]:
             made["capacity"] = _capacity(device)
             made["allowMultipleAllocations"] = True
         if not device.up:
-            value = _NOT_IN_VALUE.sub("", device.state or "")[:63] or "unknown"
+            # An ACTIVE port has not been up for long enough, or goes down too often (health.flaps).
+            state = "unsteady" if device.state == pools.ACTIVE else device.state or ""
+            value = _NOT_IN_VALUE.sub("", state)[:63] or "unknown"
             made["taints"] = [{"key": TAINT, "value": value, "effect": device.pool.health.taint}]
         found += [{"name": name, **made} for name in device.names(form)]
     return found
 
 
 def attributes(device: Device) -> dict[str, dict[str, Any]]:
-    """Attributes under the driver's domain, and the standard PCIe root. What is not known is left out."""
+    """Attributes under the driver's domain, Kubernetes' standard ones and Multus's. What is not known is left out."""
     hca, details = device.hca, device.hca.details
     port = next((one for one in hca.ports if one.number == device.port), None)
     rate = dict(details.rates).get(device.port or 0)
+    full = device.pool.resource
     values: dict[str, Any] = {
         "name": hca.name,
         "nodeGuid": details.node_guid,
@@ -131,10 +136,12 @@ def attributes(device: Device) -> dict[str, dict[str, Any]]:
         "state": device.state,
         "rail": rail(device),
         "netdev": port and port.netdev,
-        "numaNode": hca.numa_node if hca.numa_node >= 0 else None,
-        "pciBusID": hca.address,
         "resource": device.pool.name,
-        PCIE_ROOT: details.root,
+        f"{STANDARD}/numaNode": hca.numa_node if hca.numa_node >= 0 else None,
+        f"{STANDARD}/pciBusID": hca.address,
+        f"{STANDARD}/pcieRoot": details.root,
+        f"{CNI}/deviceID": hca.address,
+        f"{CNI}/resourceName": full if len(full) <= _TEXT else None,
     }
     return {
         name: {"int": value} if isinstance(value, int) else {"string": value[:_TEXT]}

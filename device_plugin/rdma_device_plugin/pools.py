@@ -368,25 +368,38 @@ def present(root: str, paths_wanted: tuple[str, ...]) -> bool:
 
 
 class Debounced(NamedTuple):
-    """A port's state as a pool sees it: `up` changes only after the port was in the other state for long enough."""
+    """A port's state as a pool sees it: `up` changes only after the port was in the other state for long enough.
+
+    downs: when it went down, the last health.flaps times.
+    """
 
     up: bool
     differs_since: Optional[float] = None
+    downs: tuple[float, ...] = ()
 
     def due(self, health: Health) -> Optional[float]:
         """When the state changes, unless the port returns to it first."""
         if self.differs_since is None:
             return None
-        return self.differs_since + (health.downSeconds if self.up else health.upSeconds)
+        if self.up:
+            return self.differs_since + health.downSeconds
+        back = self.differs_since + health.upSeconds
+        often = health.flaps and len(self.downs) >= health.flaps
+        return max(back, self.downs[-health.flaps] + health.flapSeconds) if often else back
 
 
 def debounce(before: Optional[Debounced], up: bool, now: float, health: Health) -> Debounced:
     """The state after one observation. The first one of a port counts at once."""
-    if before is None or before.up == up:
-        return Debounced(up if before is None else before.up)
-    waiting = before if before.differs_since is not None else Debounced(before.up, now)
+    if before is None:
+        return Debounced(up)
+    if before.up == up:
+        return before._replace(differs_since=None)
+    waiting = before if before.differs_since is not None else before._replace(differs_since=now)
     due = waiting.due(health)
-    return Debounced(up) if due is not None and now >= due else waiting
+    if due is None or now < due:
+        return waiting
+    downs = waiting.downs if up else (*waiting.downs, now)
+    return Debounced(up, None, downs[-health.flaps :] if health.flaps else ())
 
 
 def hca_healthy(health: Health, states: list[bool]) -> bool:

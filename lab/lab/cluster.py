@@ -25,7 +25,6 @@ WANTED = {"testbed": PROGRAMS, "mirror": [*PROGRAMS, "mirror"]}
 # What the double says it is (`k3s --version`).
 DOUBLE = "+double1"
 LAB_VARIABLES = {
-    "networks_rails": True,
     # The cluster's traffic runs over the LAN between the nodes.
     "k3s_node_ip": "10.77.0.{{ lab_number }}",
     # Emulated cores beside other work: an image of 100 MB can take minutes to unpack.

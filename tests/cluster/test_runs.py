@@ -160,7 +160,7 @@ def test_no_secret_leaves_its_file(cluster):
 
 # --- Killed runs are taken up -----------------------------------------------------------------------------------------
 
-TIMES = int(os.environ.get("INTERRUPTIONS", "20"))
+TIMES = int(os.environ.get("INTERRUPTIONS", "8"))
 # Finished work is skipped, so each run gets further than the one before, on a finished node to its test pods.
 LONGEST = float(os.environ.get("INTERRUPTIONS_LONGEST", "300"))
 

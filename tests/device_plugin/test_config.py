@@ -171,6 +171,7 @@ REFUSED = [
     (one(health={"upSeconds": -1}), "0 to 86400 seconds"),
     (one(health={"upSeconds": "1"}), "0 to 86400 seconds"),
     (one(health={"taint": "x"}), "health.taint"),
+    (one(health={"flaps": -1}), "health.flaps"),
     (one(charDevices={"umad": "maybe"}), "one of required, optional, never"),
     (one(charDevices={"uverbs": "never"}), "nothing to work with"),
     (one(extraSelectors={"pKeys": ["x"]}), "hexadecimal"),

@@ -153,8 +153,10 @@ def test_attributes(base, node, kubelet, api):
         (found,) = api.slices.values()
         wanted = {"name": "mlx5_0", "nodeGuid": "a088:c203:00a7:5cd4", "model": "ConnectX-7", "psid": "MT_0000000838"}
         wanted |= {"firmware": "28.40.1000", "linkLayer": "Ethernet", "rateGbps": 200, "state": "ACTIVE", "rail": 7}
-        wanted |= {"netdev": "enp1s0f0np0", "numaNode": 0, "pciBusID": "0000:01:00.0", "resource": "rail"}
-        wanted["resource.kubernetes.io/pcieRoot"] = "pci0000:00"
+        wanted |= {"netdev": "enp1s0f0np0", "resource": "rail"}
+        standard = {"numaNode": 0, "pciBusID": "0000:01:00.0", "pcieRoot": "pci0000:00"}
+        wanted |= {f"resource.kubernetes.io/{name}": value for name, value in standard.items()}
+        wanted |= {"k8s.cni.cncf.io/deviceID": "0000:01:00.0", "k8s.cni.cncf.io/resourceName": "rdma/rail"}
         assert found["spec"]["devices"][0]["attributes"] == {
             name: {"int" if isinstance(value, int) else "string": value} for name, value in wanted.items()
         }

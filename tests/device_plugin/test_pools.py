@@ -196,6 +196,17 @@ def test_a_port_must_be_otherwise_for_a_while():
     assert pools.debounce(state, True, 17, health) == Debounced(True)
 
 
+@pytest.mark.parametrize(("flaps", "up_again"), [(0, [11, 31, 51]), (2, [11, 110]), (3, [11, 31, 110])])
+def test_a_port_that_goes_down_too_often_stays_down_until_it_has_been_steady(flaps, up_again):
+    """Not ACTIVE for 10 s from 0, 20 and 40 on, then steady."""
+    health = Health("any", downSeconds=0, upSeconds=1, flaps=flaps, flapSeconds=110)
+    state, ups = Debounced(True), []
+    for now in range(200):
+        before, state = state, pools.debounce(state, not (now < 60 and now % 20 < 10), now, health)
+        ups += [now] if state.up and not before.up else []
+    assert ups == up_again
+
+
 @pytest.mark.parametrize(("ports", "states", "healthy"), [
     ("any", [True, False], True),
     ("any", [False, False], False),

@@ -14,7 +14,7 @@ import tarfile
 # What a user of the collection gets; everything else in the repository serves its development.
 PRODUCT_FOLDERS = ("LICENSES", "bin", "changelogs", "device_plugin", "docs", "inventory/examples", "lock", "meta")
 PRODUCT_FOLDERS += ("playbooks", "plugins", "roles")
-PRODUCT_FILES = ("CHANGELOG.md", "LICENSE", "README.md", "REUSE.toml", "SECURITY.md", "requirements.txt")
+PRODUCT_FILES = ("CHANGELOG.md", "LICENSE", "README.md", "REUSE.toml", "SECURITY.md", "bindep.txt", "requirements.txt")
 # Pages about the repository, whose readers have a clone.
 REPOSITORY_PAGES = {"docs/development.md", "docs/lab.md"}
 GENERATED = {"FILES.json", "MANIFEST.json"}

@@ -154,12 +154,11 @@ def drift(document: Any) -> tuple[str, str, str]:
 
 
 def failures(judged: list[dict], status: str = "failed") -> list[dict]:
-    """One entry a fix: {title, failure, next_step, hosts, rows: [{hosts, object, wanted, seen}], follows: [row]}.
+    """One entry a fix: {title, failure, next_step, hosts, rows: [{hosts, objects, wanted, seen}], follows: [row]}.
 
     Checks of all nodes with the same failure (its id in the catalogue, else the id of the check) and the same next step
-    are one entry. What follows from a failure on the same node is listed under it, and only there. Roots come first,
-    then
-    what affects most nodes.
+    are one entry. A consequence of a failure on the same node is listed under it, and only there. Roots come first,
+    then what affects most nodes.
     """
     chosen = [(node, item) for node in judged for item in node["checks"] if item["status"] == status]
     roots = {
@@ -189,7 +188,7 @@ def failures(judged: list[dict], status: str = "failed") -> list[dict]:
 
 def _entry(key: tuple, group: dict) -> dict:
     rows = _alike(group["members"])
-    objects = list(dict.fromkeys(row["object"] for row in rows))
+    objects = list(dict.fromkeys(name for row in rows for name in row["objects"]))
     shown = objects[0] if len(objects) == 1 else f"{objects[0]} and {len(objects) - 1} more"
     if objects == ["node"]:
         shown = "node that could not be read"
@@ -205,15 +204,18 @@ def _entry(key: tuple, group: dict) -> dict:
 
 
 def _alike(members: list[tuple[dict, dict]]) -> list[dict]:
-    groups: dict[tuple, dict] = {}
+    """Rows that say each thing once: objects of which the same was seen on the same nodes share one."""
+    nodes_of: dict[tuple, list[dict]] = {}
     for node, item in members:
-        row = groups.setdefault(
-            (item["object"], item["wanted"], item["seen"]),
-            {"hosts": [], **{key: item[key] for key in ("object", "wanted", "seen")}},
-        )
-        if node not in row["hosts"]:
-            row["hosts"].append(node)
-    return list(groups.values())
+        nodes = nodes_of.setdefault((item["object"], item["wanted"], item["seen"]), [])
+        if node not in nodes:
+            nodes.append(node)
+    rows: dict[tuple, dict] = {}
+    for (name, wanted, seen), nodes in nodes_of.items():
+        key = (wanted, seen, *(node["host"] for node in nodes))
+        row = rows.setdefault(key, {"hosts": nodes, "objects": [], "wanted": wanted, "seen": seen})
+        row["objects"].append(name)
+    return list(rows.values())
 
 
 def differences(hosts: list[dict]) -> list[dict]:

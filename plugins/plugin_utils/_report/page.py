@@ -178,12 +178,7 @@ def _node(node: dict, opened: bool) -> dict:
         "opened": opened,
         "rails": [judge.is_active(port) for _rail, port in node["rails"]],
         "slow": len(node["slow"]),
-        "troubled": [
-            (_status(level, text), item["object"], item["wanted"], item["seen"], item["next_step"])
-            for status, level, text in (("failed", BAD, "failed"), ("not_verified", OPEN, "not verified"))
-            for item in node["checks"]
-            if item["status"] == status
-        ],
+        "troubled": _troubled(node["checks"]),
         "passed": [
             (item["object"], item["seen"], item["status"])
             for item in node["checks"]
@@ -192,6 +187,17 @@ def _node(node: dict, opened: bool) -> dict:
         "facts": None,
     }
     return shown if facts is None else {**shown, **_of_facts(facts, node["claims"])}
+
+
+def _troubled(checks: list[dict]) -> list[tuple]:
+    """Rows (status, objects, wanted, seen, next step); objects with the same of all else share one."""
+    rows: dict[tuple, list] = {}
+    for status, level, text in (("failed", BAD, "failed"), ("not_verified", OPEN, "not verified")):
+        for item in checks:
+            if item["status"] == status:
+                key = (level, text, item["wanted"], item["seen"], item["next_step"])
+                rows.setdefault(key, []).append(item["object"])
+    return [(_status(*key[:2]), objects, *key[2:]) for key, objects in rows.items()]
 
 
 def _of_facts(facts: dict, claims: list[dict]) -> dict:

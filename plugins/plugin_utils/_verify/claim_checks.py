@@ -105,7 +105,7 @@ def _unallocated(pod: dict, state: dict | None, cluster: dict, unmet: dict) -> d
         unmet["next_step"] = (
             "see the topology of the node (playbooks/discover.yml); where no HCA is at a GPU's root, leave "
         )
-        unmet["next_step"] += "the constraint out or take rdma.gpufabric.io/numaNode"
+        unmet["next_step"] += "the constraint out or take resource.kubernetes.io/numaNode"
     return unmet
 
 

@@ -255,7 +255,8 @@ def test_failures_with_one_fix_are_one_entry_with_its_next_step_and_roots_come_f
     results, text = of_kind("fleet")
     entries = judge.failures(judge.nodes(results))
     assert [f"{entry['failure']} {len(entry['hosts'])}" for entry in entries] == ["module-absent 1", "None 3", "None 1"]
-    assert [row["object"] for row in entries[0]["follows"]] == ["resource rdma/hca", "pod gpufabric-verification/probe"]
+    follows = [["resource rdma/hca"], ["pod gpufabric-verification/probe"]]
+    assert [row["objects"] for row in entries[0]["follows"]] == follows
     assert {entry["next_step"] for entry in entries} <= set(Reader(text).texts)
 
 
@@ -264,6 +265,21 @@ def test_a_consequence_whose_root_is_not_there_is_a_failure_of_its_own():
     card["checks"] = [item for item in card["checks"] if not item.get("root")]
     entries = judge.failures(judge.nodes(made.results([card])))
     assert [entry["failure"] for entry in entries] == ["nothing-allocatable", "pod-pending"]
+
+
+def test_what_is_the_same_of_several_objects_is_said_once():
+    def rails(host):
+        rails = [
+            host_checks.check(f"verbs:{rail}", f"rail {rail}", "not_verified", "verbs", "soft", "none")
+            for rail in range(8)
+        ]
+        return {"host": host, "facts": None, "checks": rails}
+
+    document = made.results([rails("a"), rails("b")])
+    (entry,) = judge.failures(judge.nodes(document), "not_verified")
+    names = [f"rail {rail}" for rail in range(8)]
+    assert [(row["objects"], [node["host"] for node in row["hosts"]]) for row in entry["rows"]] == [(names, ["a", "b"])]
+    assert Reader(page.page(document)).texts.count("soft") == 3  # in the card, and at each node
 
 
 def test_a_slow_port_does_not_accuse_each_of_its_peers():
