@@ -3,8 +3,8 @@
 eth2 and eth3 of a node are each behind their own PCIe root (pxb-pcie); the other fabric NICs share a third. A root port
 plays a GPU: the double of a GPU's driver (lab/testbed/dra) offers one function of a PCI class at each root. DRA_ROUNDS
 is the number of restarts of plugin and k3s (3), DRA_PLACEMENTS the number of placed pods with GPU and rail (8),
-DRA_NETWORKS the number of pods that get the interface of their rail (12). DRA_GATES lists feature gates to turn on, such as
-DRAConsumableCapacity,DRADeviceTaints,ResourceHealthStatus.
+DRA_NETWORKS the number of pods that get the interface of their rail (12). DRA_GATES lists feature gates to turn
+on, such as DRAConsumableCapacity,DRADeviceTaints,ResourceHealthStatus.
 """
 
 import json

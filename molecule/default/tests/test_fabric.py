@@ -52,7 +52,7 @@ def test_ib_write_bw_from_node_to_node(nodes, rail):
     assert float(result[0][3]) > 0
 
 
-# What management uses, of the running kernel: each state is made on node2, looked at with the library, and taken back.
+# What management uses in the running kernel: each state is set up on node2, read with the library, and undone.
 
 LIBRARY = pathlib.Path(__file__).resolve().parents[3] / "plugins/module_utils/hca"
 USES = """
@@ -111,7 +111,7 @@ def test_what_management_uses(nodes, used, on, steps, undo, wanted):
 
 @pytest.fixture
 def one_subnet(nodes):
-    """Rail 1 of node2 has an address in the subnet of rail 0 too."""
+    """Rail 1 of node2 also has an address in the subnet of rail 0."""
     nodes[1].check_output("ip address add 10.77.1.102/24 dev eth3")
     yield "10.77.1.102"
     nodes[1].check_output("ip address del 10.77.1.102/24 dev eth3")

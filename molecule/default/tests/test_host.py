@@ -1,4 +1,4 @@
-"""What site.yml must leave on a node, read with an operator's tools, not with the collection's own modules."""
+"""What site.yml must leave on a node, read with an operator's tools, not with the collection's modules."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_verbs_open_every_hca(host):
 
 
 def test_a_network_namespace_of_its_own_sees_the_hcas(host):
-    """What shared mode is for; in exclusive mode the list is empty."""
+    """The purpose of shared mode; in exclusive mode the list is empty."""
     assert host.check_output("unshare --net ls /sys/class/infiniband").split() == sorted(HCAS)
 
 

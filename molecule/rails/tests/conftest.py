@@ -70,7 +70,7 @@ def ansible() -> Ansible:
 
     def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [words[0], *INVENTORY, *words[1:]]
-        # molecule asks for colours, which the tests would have to read around.
+        # molecule turns on colours, which the tests would have to skip.
         plain = {"ANSIBLE_FORCE_COLOR": "false", "ANSIBLE_NOCOLOR": "true"}
         variables = {**os.environ, **plain, **environment}
         return subprocess.run(command, cwd=CHECKOUT, env=variables, capture_output=True, text=True, check=False)

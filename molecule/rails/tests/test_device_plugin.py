@@ -121,7 +121,7 @@ def test_a_config_that_the_plugin_refuses_changes_nothing(node, run, installed, 
 
 @pytest.fixture
 def go_plugin(node):
-    """A double of the Go plugin as a service: by its program's name and its config it looks like one."""
+    """A double of the Go plugin as a service, with the same program name and config."""
     unit = (
         "[Service]\\nExecStart=/usr/local/bin/k8s-rdma-shared-dp infinity\\n[Install]\\nWantedBy=multi-user.target\\n"
     )

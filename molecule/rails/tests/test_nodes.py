@@ -13,7 +13,7 @@ MANAGED = "# Managed by Ansible collection gpufabric.rdma; changes here are over
 DROP_IN = "/etc/systemd/system/{}.service.d/10-gpufabric-rdma.conf"
 CAP_SYS_RESOURCE = 1 << 24
 SERVICES = {"h100-8x-cx7-ib": "containerd", "gh200-cx7-roce": "k3s"}
-# What the container does not have from the captured machine: its own processes, links, boot and files of ours.
+# What the container does not take from the captured machine: its processes, links, boot and our files.
 OWN = ("node", "limits", "subsystem", "modules", "initramfs", "owned_files", "reboot_reasons", "virtualization")
 
 
@@ -53,14 +53,14 @@ def test_a_service_that_starts_now_may_lock_all_memory(host, machine):
     assert host.check_output(f"systemctl show --property=LimitMEMLOCK --value {service}") == "infinity"
     host.check_output(f"systemctl start {service}")
     pid = host.check_output(f"systemctl show --property=MainPID --value {service}")
-    # Where the machine grants no CAP_SYS_RESOURCE, systemd raises the soft limit to the hard one and no further.
+    # If the machine grants no CAP_SYS_RESOURCE, systemd raises the soft limit only to the hard one.
     capabilities = int(host.check_output("grep CapEff: /proc/1/status").split()[1], 16)
     most = "unlimited" if capabilities & CAP_SYS_RESOURCE else locked_memory(host, "1")[1]
     assert locked_memory(host, pid) == [most, most]
 
 
 def leaves(value, path: str = "") -> dict[str, object]:
-    """{path: value} of everything that is no list or mapping, so that a failure names the facts that differ."""
+    """{path: value} of everything that is no list or mapping, so that a failure shows which facts differ."""
     if isinstance(value, dict):
         return {key: leaf for name in value for key, leaf in leaves(value[name], f"{path}/{name}").items()}
     if isinstance(value, list):

@@ -4,11 +4,11 @@
 """CNI plugin at the end of the pod network's chain: the interfaces that a pod's claims bring.
 
 The RDMA driver writes pod and networks into the CDI spec of a prepared claim, before the pod's sandbox exists. ADD
-makes one interface a network, called as the network is, by the configuration that the role networks has written on this
-node; DEL removes what ADD made, by what ADD has recorded. The chain's own result stays as it is.
+makes one interface per network, with the network's name, from the configuration that the role networks has written on
+this node; DEL removes what ADD has recorded. The chain's result is passed on unchanged.
 
-Multus asks for a DEL once, without our options, and after a failure releases nothing of the chain. So DEL needs no
-options and never fails: what could not be released is tried again with the next pod that ends.
+Multus calls DEL once, without our options, and after a failure releases nothing of the chain. So DEL needs no
+options and never fails: what could not be released is retried with the next pod that ends.
 
 Options: networks (path of the configurations, up to a network's name); for tests claims (folder of CDI specs) and state
 (folder of records). Standard library only, Python 3.9.
@@ -50,7 +50,7 @@ def wanted(folder: str, pod: str) -> list[str]:
             if said.get(POD) == pod:
                 networks.update(dict.fromkeys(said[NETWORKS].split(",")))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            continue  # gone meanwhile, or damaged: then the container fails for its devices
+            continue  # gone meanwhile, or damaged: then the container fails because of its devices
     strange = [name for name in networks if not NETWORK.fullmatch(name)]
     if strange:
         raise Problem(INVALID, f"networks of pod {pod}: wanted rail0 and so on, seen {strange}")
@@ -72,13 +72,13 @@ def configuration(prefix: str, network: str) -> dict:
 
 
 def plugins(network: dict) -> list[dict]:
-    """What each plugin of a network's chain is given, without the result of the one before it."""
+    """The configuration of each plugin in a network's chain, without the result of the previous one."""
     shared = {key: network[key] for key in ("cniVersion", "name")}
     return [{**plugin, **shared} for plugin in network.get("plugins") or [network]]
 
 
 def run(command: str, words: dict, interface: str, **environment: str) -> dict | None:
-    """The result of a plugin; None where it gives none."""
+    """The result of a plugin; None if it gives none."""
     name, folders = words["type"], os.environ.get("CNI_PATH", "")
     programs = [f"{folder}/{name}" for folder in folders.split(":") if "/" not in name]
     program = next((path for path in programs if os.access(path, os.X_OK)), None)
@@ -135,7 +135,7 @@ def delete(options: dict) -> None:
         path = f"{folder}/{name}"
         if name.endswith(ENDED):
             try:
-                # The network namespace of this call is that of its own pod.
+                # CNI_NETNS is the network namespace of the pod of this call.
                 release(path, os.environ.get("CNI_NETNS", "") if path == own else "")
             except (Problem, OSError, ValueError, LookupError) as problem:
                 sys.stderr.write(f"rdma-claim: {path}, tried again with the next pod: {problem.args[-1]}\n")

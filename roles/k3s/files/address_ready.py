@@ -1,5 +1,5 @@
 # Managed by Ansible collection gpufabric.rdma; changes here are overwritten.
-# Ends with 0 if the API server of this node is ready, etcd included: k3s answers only a client that the cluster knows.
+# Exits with 0 if this node's API server is ready, including etcd: k3s answers only a client that the cluster knows.
 import http.client
 import ssl
 import sys

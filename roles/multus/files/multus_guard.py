@@ -8,9 +8,9 @@ Three things go wrong with /etc/cni/net.d/00-multus.conf, and nothing else fixes
 - The daemon was killed or its pod is gone: the file stays, and new pods fail on a dead socket. The guard removes it;
   the node then reports that it has no network, and the daemon writes the file again when it is back.
 - The file is empty or half-written, or was deleted, while the daemon runs: the daemon writes it only when the pod
-  network's own configuration changes. The guard replaces that one by a copy of itself, which the daemon notices.
+  network's configuration changes. The guard replaces that one with a copy of itself, which the daemon notices.
 
-At boot it is not needed: tmpfiles.d removes the file before anything starts.
+It is not needed at boot: tmpfiles.d removes the file before anything starts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def answers(path: str) -> bool:
 
 
 def renew(path: str) -> bool:
-    """Replace a file by a copy of itself in one step; False when it is not valid JSON, which would not help."""
+    """Replace a file atomically with a copy of itself; False if it is not valid JSON, which would not help."""
     try:
         with open(path, encoding="utf-8") as stream:
             text = stream.read()

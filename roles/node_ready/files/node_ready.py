@@ -4,10 +4,10 @@
 """The startup taint of a node: set after each boot, removed when the node can run RDMA pods. Standard library only,
 Python 3.9 or later.
 
-The kubelet sets the taint only when it registers a node. After a boot it is registered already, so this program sets
-it, as soon as the API server answers and before the node can be Ready (Multus waits for the file `startup-taint`). It
-removes the taint when the CNI configuration is Multus' own, the resources are allocatable, and the service that runs
-containers may lock memory; then it exits. It has its own token for the API server, because admission
+The kubelet sets the taint only when it registers a node. After a boot the node is already registered, so this program
+sets it, as soon as the API server answers and before the node can be Ready (Multus waits for the file `startup-taint`).
+It removes the taint when Multus has written the CNI configuration, the resources are allocatable, and the service that
+runs containers may lock memory; then it exits. It has a separate token for the API server, because admission
 forbids a node to change its own taints.
 
     node_ready.py run                       until the taint is gone
