@@ -2,10 +2,13 @@
 
 import json
 import pathlib
+import subprocess
 
 import pytest
+from ansible_collections.gpufabric.rdma.tests.tools import kernel_modules
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
 from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_object
+from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import CHECKOUT
 
 # --- Ports, HCAs, restarts, limits ------------------------------------------------------------------------------------
 
@@ -130,6 +133,58 @@ def test_the_matrix_names_a_throttled_rail_and_no_other(breakable, tmp_path):
     run, _tests, named = outliers()
     assert run.code != 0
     assert named == {1}, run.text[-6000:]
+
+
+# --- RoCE settings of a NIC, on a double of mlx5's dcbnl --------------------------------------------------------------
+
+SWITCH_PLAN = {"dscp": 26, "priority": 3, "cnp_dscp": 48, "cnp_priority": 6, "lossless": True, "ecn": True}
+DCB = "dcb -N app show dev eth2 dscp-prio; dcb pfc show dev eth2 prio-pfc; dcb dcbx show dev eth2"
+CARRIER = "cat /sys/class/net/eth2/carrier_changes"
+# What a reload of the driver is for this NIC.
+RELOAD = """
+driver=/sys/bus/virtio/drivers/virtio_net device=$(basename $(readlink -f /sys/class/net/eth2/device))
+echo $device >$driver/unbind && echo $device >$driver/bind
+"""
+
+
+def test_a_nic_is_set_with_consent_once_and_again_after_its_driver_is_reloaded(breakable):
+    worker = breakable.worker
+    headers = kernel_modules.build_tree()
+    if breakable.node(worker, "uname -r") != kernel_modules.release(headers):
+        pytest.skip("not verified: no headers of the node's kernel here")
+    source = pathlib.Path(kernel_modules.__file__).with_name("dcb_nic.c").read_text()
+    module = kernel_modules.build(headers, "dcb", {"dcb_nic": source}) / "dcb_nic.ko"
+    load = "cat >/root/dcb_nic.ko && insmod /root/dcb_nic.ko nic=eth2"
+    with module.open("rb") as stream:
+        subprocess.run([CHECKOUT / "lab/labctl", "ssh", worker, load], stdin=stream, check=True)
+    carrier = int(breakable.node(worker, CARRIER))
+
+    def run(**more):
+        words = {"fabric_plan": SWITCH_PLAN, "fabric_nic_settings": True, **more}
+        return breakable.run("host.yml", "--limit", worker, "-e", json.dumps(words))
+
+    def as_planned():
+        shown = " ".join(breakable.try_node(worker, DCB).split())
+        return all(word in shown for word in ("26:3", "48:6", "3:on", "6:off", "host"))
+
+    refused = run()
+    assert refused.code != 0
+    assert "NIC eth2 pfc" in refused.text
+    assert (int(breakable.node(worker, CARRIER)), as_planned()) == (carrier, False)
+
+    first = run(fabric_link_flap_allowed=True)
+    assert first.code == 0, first.text[-6000:]
+    assert {(f"NIC eth2 {what}", "set") for what in ("dcbx", "dscp", "cnp-dscp", "pfc")} <= first.changes(worker)
+    flapped = int(breakable.node(worker, CARRIER))
+    assert (flapped - carrier, as_planned()) == (2, True)
+
+    second = run(fabric_link_flap_allowed=True)
+    assert second.code == 0, second.text[-6000:]
+    assert second.changes(worker) == set()
+    assert int(breakable.node(worker, CARRIER)) == flapped
+
+    breakable.node(worker, RELOAD)
+    breakable.wait(as_planned, "the unit's settings on the NIC that its driver made again", 60)
 
 
 # --- Planned maintenance ----------------------------------------------------------------------------------------------
