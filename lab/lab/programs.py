@@ -151,7 +151,7 @@ def ensure(names: tuple[str, ...] | list[str] = tuple(PARTS)) -> dict[str, pathl
 
 @contextlib.contextmanager
 def built_meanwhile(names: list[str]) -> Iterator[None]:
-    """Lets labctl build the parts at low priority during the block. A block that fails ends the build."""
+    """Lets labctl build the parts, at low priority during the block. A block that fails ends the build."""
     if not names:
         yield
         return
@@ -162,6 +162,8 @@ def built_meanwhile(names: list[str]) -> Iterator[None]:
         except BaseException:
             os.killpg(building.pid, signal.SIGTERM)
             raise
+        with contextlib.suppress(OSError):  # it has ended, or this user may not raise a priority
+            os.setpriority(os.PRIO_PGRP, building.pid, 0)
     if building.returncode:
         raise LabError("the test bed's programs", "all built", "the build failed, see above", "run the command again")
 
