@@ -607,7 +607,8 @@ def _nad(item: dict, namespace: str, text) -> dict:
         "apiVersion": "k8s.cni.cncf.io/v1",
         "kind": "NetworkAttachmentDefinition",
         "metadata": metadata,
-        "spec": {} if text is None else {"config": text},
+        # Multus reads an empty one from the node. Without it, a spec that had one turns null in Kubernetes 1.37.
+        "spec": {"config": text or ""},
     }
 
 

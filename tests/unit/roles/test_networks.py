@@ -126,7 +126,10 @@ def test_blocks_lie_on_the_nodes_objects_in_the_cluster_and_a_second_run_changes
     site.cluster.state(down=False)
     code, output = site.run(networks_rails=True)
     assert code == 0, output
-    assert [(item["metadata"]["name"], item["spec"]) for item in site.networks()] == [("rail0", {}), ("rail1", {})]
+    assert [(item["metadata"]["name"], item["spec"]) for item in site.networks()] == [
+        ("rail0", {"config": ""}),
+        ("rail1", {"config": ""}),
+    ]
     assert [site.block(name) for name in ("node1", "node2")] == ["10.56.0.2", "10.56.0.18"]
     code, again = site.run(networks_rails=True)
     assert (code, again.count("changed=0")) == (0, 2), again

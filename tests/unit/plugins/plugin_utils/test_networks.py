@@ -93,7 +93,10 @@ def addresses(config):
 def test_no_two_nodes_hand_out_the_same_address(plan, count):
     nodes = [node(number) for number in range(count)]
     made = sound(plan(nodes, rails=True), nodes)
-    assert {item["metadata"]["name"]: item["spec"] for item in made["objects"]} == {"rail0": {}, "rail1": {}}
+    assert {item["metadata"]["name"]: item["spec"] for item in made["objects"]} == {
+        "rail0": {"config": ""},
+        "rail1": {"config": ""},
+    }
     blocks = [addresses(config) for config in configs(made, "rail0").values()]
     assert [len(block) for block in blocks] == [16] * count
     assert len(set().union(*blocks)) == 16 * count
