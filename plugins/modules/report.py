@@ -125,7 +125,7 @@ options:
       namespace: {description: Namespace of the job., type: str}
       networks: {description: Network attachments of its pods., type: list, elements: str}
       gpus_per_node: {description: Null takes what each node has., type: int}
-      address_range: {description: If null, it is derived from the rails., type: str}
+      address_range: {description: 'The address range; if null, derived from the rails.', type: str}
       resources: {description: As C(device_plugin_resources)., type: raw}
       fabric_plan: {description: As C(fabric_plan)., type: raw}
       script: {description: What C(job) runs., type: str}
