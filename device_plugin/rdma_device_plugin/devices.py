@@ -111,8 +111,8 @@ def published(known: Iterable[Device], form: Form) -> list[dict[str, Any]]:
             made["capacity"] = _capacity(device)
             made["allowMultipleAllocations"] = True
         if not device.up:
-            # An ACTIVE port has not been up for long enough, or goes down too often (health.flaps).
-            state = "unsteady" if device.state == pools.ACTIVE else device.state or ""
+            # An ACTIVE port is not usable while its health holds it down, or in netns mode exclusive.
+            state = "unusable" if device.state == pools.ACTIVE else device.state or ""
             value = _NOT_IN_VALUE.sub("", state)[:63] or "unknown"
             made["taints"] = [{"key": TAINT, "value": value, "effect": device.pool.health.taint}]
         found += [{"name": name, **made} for name in device.names(form)]
