@@ -47,26 +47,30 @@ class Part:
         return SOURCES / self.folder
 
     @property
-    def requirements(self) -> pathlib.Path:
-        """Its go.mod, or for the k3s double that of another Kubernetes, whose indirect ones Go adds in a copy."""
-        usual, minor = self.source / "go.mod", os.environ.get("LAB_K3S", "")
-        if self.folder != "k3s-double" or not minor or self.version_in(usual).startswith(f"v{minor}."):
-            return usual
-        other = self.source / f"{minor}-go.mod"
-        if not other.exists():
-            there = [path.name.partition("-")[0] for path in self.source.glob("*-go.mod")]
-            own = ".".join(self.version_in(usual)[1:].split(".")[:2])
-            wanted = " or ".join([own, *sorted(there)])
-            raise LabError("environment variable LAB_K3S", wanted, minor, "unset LAB_K3S or correct it")
-        return other
+    def variant(self) -> str:
+        """For the k3s double, the Kubernetes of LAB_K3S if it is not that of go.mod."""
+        wanted = os.environ.get("LAB_K3S", "") if self.folder == "k3s-double" else ""
+        known = [path.name.partition("-")[0] for path in self.source.glob("*-go.mod")]
+        if not wanted or wanted in known:
+            return wanted
+        own = self._version_in("go.mod").removeprefix("v").rpartition(".")[0]
+        if wanted != own:
+            words = " or ".join(sorted([own, *known]))
+            raise LabError("environment variable LAB_K3S", words, wanted, "unset LAB_K3S or correct it")
+        return ""
 
-    def version_in(self, requirements: pathlib.Path) -> str:
+    @property
+    def requirements(self) -> str:
+        """Its go.mod. That of a variant has the direct requirements only; Go adds the others in a copy."""
+        return f"{self.variant}-go.mod" if self.variant else "go.mod"
+
+    def _version_in(self, requirements: str) -> str:
         found = rf"^(?:require)?\s*{re.escape(self.module)} (v\S+)"
-        return re.search(found, requirements.read_text(), re.MULTILINE).group(1)
+        return re.search(found, (self.source / requirements).read_text(), re.MULTILINE).group(1)
 
     @property
     def version(self) -> str:
-        return self.version_in(self.requirements)
+        return self._version_in(self.requirements)
 
     def command(self, go: str, out: pathlib.Path) -> list[str]:
         flags = ["-s", "-w"]
@@ -77,7 +81,7 @@ class Part:
             flags += ["-X", "k8s.io/component-base/version.gitMajor=1"]
             flags += ["-X", f"k8s.io/component-base/version.gitMinor={minor}"]
         words = [go, "build", "-trimpath", "-ldflags", " ".join(flags), *self.arguments, "-o", f"{out}/"]
-        if self.requirements.name != "go.mod":
+        if self.variant:
             words += ["-mod=mod", f"-modfile={out}/copy.mod"]
         return [*words, *self.packages]
 
@@ -171,7 +175,7 @@ def built_meanwhile(names: list[str]) -> Iterator[None]:
 def ensure_one(name: str, go: str, version: str) -> pathlib.Path:
     part = PARTS[name]
     inner = ensure_one(part.inside, go, version) if part.inside else None
-    target = CACHE / "-".join([name, *part.requirements.name.split("-")[:-1]]) / digest(part, version)
+    target = CACHE / (f"{name}-{part.variant}" if part.variant else name) / digest(part, version)
     if target.is_dir():
         return target
     say(f"{name} {part.version}: building from Go modules (once; about {part.minutes} min on two processors)")
@@ -195,9 +199,9 @@ def ensure_one(name: str, go: str, version: str) -> pathlib.Path:
 
 
 def build(part: Part, go: str, out: pathlib.Path) -> None:
-    copies = [out / "copy.mod", out / "copy.sum"] if part.requirements.name != "go.mod" else []
+    copies = [out / "copy.mod", out / "copy.sum"] if part.variant else []
     for copy in copies:
-        shutil.copyfile(part.requirements.with_suffix(copy.suffix), copy)
+        shutil.copyfile((part.source / part.requirements).with_suffix(copy.suffix), copy)
     done = subprocess.run(
         part.command(go, out),
         cwd=part.source,
