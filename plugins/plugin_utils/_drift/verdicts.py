@@ -46,6 +46,7 @@ class Host:
         self.reboot: list[str] = []
         self.remarks: list[str] = []
         self.silent_api: list[str] = []
+        self.paths: list[dict] = []
         self.ended = False
 
     def verdict(self) -> str:
@@ -131,6 +132,7 @@ class Record:
                 "verdict": host.verdict(),
                 "differences": host.differences,
                 "reasons": host.reasons(),
+                "paths": host.paths,
             }
             for name, host in self.hosts.items()
         ]
@@ -166,6 +168,8 @@ class Record:
         for difference in differences:
             _add(place.differences, difference)
         facts = (result.get("ansible_facts") or {}).get("rdma") or {}
+        for path in (facts.get("pcie") or {}).get("paths") or []:
+            _add(place.paths, {key: path[key] for key in ("rail", "hca", "gpu", "verdict")})
         # The planner of rdma_netns reports the netns mode: it may be set without a reboot.
         for reason in [*(result.get("reboot_reasons") or []), *reboot_reasons({"driver": facts.get("driver")})]:
             _add(place.reboot, reason)

@@ -112,7 +112,7 @@ def test_a_host_ends_as(verdict, differences, reasons, events):
     seen = entries["a"]
     assert (seen["verdict"], len(seen["differences"]), seen["reasons"]) == (verdict, differences, reasons)
     assert all(set(difference) == {"role", "object", "wanted", "seen"} for difference in seen["differences"])
-    assert entries["b"] == {"host": "b", "verdict": "converged", "differences": [], "reasons": []}
+    assert entries["b"] == {"host": "b", "verdict": "converged", "differences": [], "reasons": [], "paths": []}
 
 
 def test_a_problem_of_a_play_belongs_to_whom_it_names_and_one_of_the_controller_to_all():
@@ -194,3 +194,9 @@ def test_junit_has_a_suite_a_host_whose_counts_are_its_cases():
     assert plain.get("message") == "/etc/x: wanted new, seen old"
     assert "-old <b>\ufffd[0m" in second.text
     assert "+new & more" in second.text
+
+
+def test_the_way_of_each_pair_is_in_the_hosts_entry():
+    path = {"rail": 0, "hca": "mlx5_0", "gpu": "0000:1b:00.0", "verdict": "direct"}
+    read = ok(ansible_facts={"rdma": {"pcie": {"paths": [{**path, "reason": "x"}]}}})
+    assert found(read, read)["a"]["paths"] == [path]
