@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import ansible_collections
+import jinja2
 import jsonschema
 import pytest
 import yaml
@@ -47,6 +48,36 @@ def test_a_role_that_reads_a_shared_variable_depends_on_common(role):
     reads = any(re.search(rf"\b({shared})\b", text) for text in texts)
     wanted = [{"role": "gpufabric.rdma.common"}] if reads and role.name != "common" else []
     assert load(role / "meta/main.yml").get("dependencies", []) == wanted
+
+
+def read_by(value):
+    """Names that a variable's templates read."""
+    if isinstance(value, (dict, list)):
+        return set().union(*map(read_by, value.values() if isinstance(value, dict) else value))
+    return {name.name for name in jinja2.Environment().parse(str(value)).find_all(jinja2.nodes.Name)}
+
+
+def variables_of(tasks):
+    """The (name, value) pairs that tasks give each other by `vars`."""
+    for task in tasks if isinstance(tasks, list) else ():
+        yield from (task.get("vars") or {}).items()
+        for part in ("block", "rescue", "always"):
+            yield from variables_of(task.get(part))
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_no_variable_reads_itself_by_way_of_another(role):
+    """Templates are rendered late: a task's variable that reads the one it hides is a loop, and only a run shows it."""
+    reads: dict = {}
+    for folder in ("defaults", "vars"):
+        for name, value in (load(role / folder / "main.yml") or {}).items():
+            reads.setdefault(name, set()).update(read_by(value))
+    for path in role.glob("tasks/*.yml"):
+        for name, value in variables_of(load(path)):
+            reads.setdefault(name, set()).update(read_by(value))
+    for _hop in reads:
+        reads = {name: names.union(*(reads.get(other, ()) for other in names)) for name, names in reads.items()}
+    assert [name for name, names in reads.items() if name in names] == []
 
 
 def test_every_place_claims_the_same_oldest_ansible_core():
