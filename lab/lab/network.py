@@ -6,6 +6,14 @@ from . import cpio, ssh
 from .settings import CABLES, NICS, LabError, Settings
 
 RAILS = list(CABLES)[1:]
+GPU_NIC = RAILS[0]
+# With LAB_GPU: a PCIe switch with this NIC and a GPU's double. QEMU's downstream ports lack ACS: root ports play them.
+SWITCH = (
+    f"x3130-upstream,id=switch,bus=port-{GPU_NIC}",
+    f"pcie-root-port,id=switch-{GPU_NIC},bus=switch,chassis={len(NICS)},addr=0",
+    f"pcie-root-port,id=switch-gpu,bus=switch,chassis={len(NICS) + 1},addr=1",
+    "ati-vga,bus=switch-gpu,romfile=",
+)
 # The node's address for the mirror on this machine's loopback; the user network lets it reach nothing else.
 MIRROR = "10.0.2.100"
 
@@ -28,6 +36,8 @@ def arguments(settings: Settings, number: int) -> list[str]:
         for nic in nics:
             port = ("pcie-root-port", f"id=port-{nic}", f"bus=pxb{place}", f"chassis={CABLES[nic]}")
             found += ["-device", ",".join(port)]
+    for device in SWITCH if settings.gpu else ():
+        found += ["-device", device]
     for nic, cable in CABLES.items():
         here, there = settings.cable_ports(cable, number)
         end = "type=inet", "host=127.0.0.1"
@@ -35,6 +45,7 @@ def arguments(settings: Settings, number: int) -> list[str]:
             f"{side}.{item}" for side, port in (("local", here), ("remote", there)) for item in (*end, f"port={port}")
         ]
         bus = "pcie.0" if nic == "eth1" else f"port-{nic}"
+        bus = f"switch-{nic},ats=on" if settings.gpu and nic == GPU_NIC else bus
         found += [
             "-netdev", ",".join(["dgram", f"id=net-{nic}", *ends]),
             "-device", f"virtio-net-pci,id={nic},netdev=net-{nic},mac={mac(number, nic)},bus={bus},romfile=",

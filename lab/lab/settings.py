@@ -35,6 +35,7 @@ class Settings:
     port_base: int
     memory_mib: int
     accelerator: str
+    gpu: bool
 
     @property
     def nodes(self) -> pathlib.Path:
@@ -86,6 +87,7 @@ def load() -> Settings:
         port_base=number("LAB_PORT_BASE", 22220, 1024, 65500),
         memory_mib=number("LAB_MEMORY_MIB", 3072, 1024, 65536),
         accelerator=accelerator,
+        gpu=bool(os.environ.get("LAB_GPU")),
     )
 
 

@@ -26,6 +26,8 @@ BLACKLIST = (
 # an exit. So is setting a timer, but not a steady tick. Code is translated once per virtual address, so programs should
 # always start at the same one; and a change inside a huge page flushes the whole emulated TLB.
 EMULATED_KERNEL = "tsc=reliable clocksource=tsc highres=off nohz=off norandmaps transparent_hugepage=never psi=0"
+GPU_BOARD = ("-device", "intel-iommu,intremap=off", "-smbios", "type=1,product=Lab")
+MENU = r"sed -n '/^\s*linux\s/{s/.* ro *//p;q}' /boot/grub/grub.cfg"
 
 
 class Node:
@@ -83,6 +85,9 @@ class Node:
         accel = "tcg,thread=multi,tb-size=2048" if accelerator == "tcg" else "kvm"
         words = ["console=ttyS0 loglevel=4 net.ifnames=0 mitigations=off"]
         words += [EMULATED_KERNEL] if accelerator == "tcg" else []
+        menu = self.folder / "menu"
+        words += ["intel_iommu=on"] if self.settings.gpu else []
+        words += [menu.read_text()] if menu.exists() else []
         return [
             QEMU, "-name", f"gpufabric-lab-{self.name}", "-nodefaults", "-no-user-config", "-display", "none",
             "-M", "q35", "-accel", accel, "-cpu", "qemu64" if accelerator == "tcg" else "host",
@@ -96,6 +101,8 @@ class Node:
             "-kernel", os.path.relpath(image.kernel, self.folder), "-initrd", "initrd",
             "-append", " ".join([*words, BLACKLIST, f"lab.node={self.number}"]),
             "-drive", "if=none,id=disk,file=disk.qcow2,format=qcow2,cache=unsafe,discard=unmap",
+            # Behind an IOMMU the kernel switches ACS on. Bridges of a product that is a virtual machine are not judged.
+            *(GPU_BOARD if self.settings.gpu else ()),
             "-device", "virtio-blk-pci,drive=disk",
             "-device", "virtio-rng-pci",
             *network.arguments(self.settings, self.number),
@@ -117,6 +124,12 @@ class Node:
         finally:
             os.close(handle)
         (self.folder / "qemu.pid").unlink(missing_ok=True)
+
+    def read_menu(self) -> None:
+        """What the node's boot menu has for its next boot; the lab has no boot loader that would read it."""
+        shown = ssh.run(self.settings, self.name, MENU, timeout=30)
+        if shown.returncode == 0:
+            (self.folder / "menu").write_text(shown.stdout.strip())
 
     def qmp(self) -> "Qmp":
         if not self.pid():

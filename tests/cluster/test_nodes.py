@@ -2,13 +2,11 @@
 
 import json
 import pathlib
-import subprocess
 
 import pytest
 from ansible_collections.gpufabric.rdma.tests.tools import kernel_modules
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
 from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_object
-from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import CHECKOUT
 
 # --- Ports, HCAs, restarts, limits ------------------------------------------------------------------------------------
 
@@ -149,17 +147,8 @@ echo $device >$driver/unbind && echo $device >$driver/bind
 
 def test_a_nic_is_set_with_consent_once_and_again_after_its_driver_is_reloaded(breakable):
     worker = breakable.worker
-    try:
-        headers = kernel_modules.build_tree()
-    except kernel_modules.NoHeaders as reason:
-        pytest.skip(f"not verified: no kernel headers ({reason})")
-    if breakable.node(worker, "uname -r") != kernel_modules.release(headers):
-        pytest.skip("not verified: the headers here are not of the node's kernel")
-    source = pathlib.Path(kernel_modules.__file__).with_name("dcb_nic.c").read_text()
-    module = kernel_modules.build(headers, "dcb", {"dcb_nic": source}) / "dcb_nic.ko"
-    load = "cat >/root/dcb_nic.ko && insmod /root/dcb_nic.ko nic=eth2"
-    with module.open("rb") as stream:
-        subprocess.run([CHECKOUT / "lab/labctl", "ssh", worker, load], stdin=stream, check=True)
+    kernel_modules.give(breakable, worker, "dcb_nic")
+    breakable.node(worker, "insmod /root/dcb_nic.ko nic=eth2")
     carrier = int(breakable.node(worker, CARRIER))
 
     def run(**more):
@@ -188,6 +177,51 @@ def test_a_nic_is_set_with_consent_once_and_again_after_its_driver_is_reloaded(b
 
     breakable.node(worker, RELOAD)
     breakable.wait(as_planned, "the unit's settings on the NIC that its driver made again", 60)
+
+
+# --- The class on the wire: rdma_cm's default, and ib_write_bw's option -----------------------------------------------
+
+RDMA_CM = "/sys/kernel/config/rdma_cm/rxe0"
+DEFAULT_TOS = f"""
+modprobe rdma_cm; mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
+mkdir -p {RDMA_CM} && echo 104 >{RDMA_CM}/ports/1/default_roce_tos
+"""
+# Writes the ToS of each RoCE v2 packet (UDP port 4791) that passes eth2.
+CAPTURE = """
+import json, pathlib, socket
+packets = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+packets.bind(("eth2", 0))
+classes = {}
+while True:
+    frame = packets.recv(256)
+    if frame[12:14] == b"\\x08\\x00" and frame[23] == 17 and int.from_bytes(frame[36:38], "big") == 4791:
+        classes[frame[15]] = classes.get(frame[15], 0) + 1
+        if classes[frame[15]] == 1:
+            pathlib.Path("/run/classes.json").write_text(json.dumps(classes))
+"""
+
+
+def test_packets_have_the_class_of_the_plan_and_rping_has_rdma_cms_default(breakable):
+    if len(breakable.nodes) < 2:
+        pytest.skip("not verified: traffic needs two nodes")
+    worker = breakable.worker
+    for name in breakable.nodes:
+        breakable.node(name, DEFAULT_TOS)
+    capture = "systemd-run --quiet --unit=capture python3 /run/capture.py"
+    breakable.node(worker, f"cat >/run/capture.py <<'EOF'\n{CAPTURE}\nEOF\n{capture}")
+
+    verified = breakable.succeed("verify.yml", "-e", json.dumps({"fabric_plan": SWITCH_PLAN}))
+    classes = {int(number) for number in json.loads(breakable.node(worker, "cat /run/classes.json"))}
+    assert classes == {104, 106}
+    told = [
+        check["seen"]
+        for name in breakable.nodes
+        for check in verified.checks(name, "passed")
+        if check["id"].startswith("fabric:") and "ToS 104" in check["seen"]
+    ]
+    assert told, "verify reports the class that rping had"
+    for name in breakable.nodes:
+        assert breakable.node(name, f"cat {RDMA_CM}/ports/1/default_roce_tos") == "104", "verify sets nothing"
 
 
 # --- Planned maintenance ----------------------------------------------------------------------------------------------

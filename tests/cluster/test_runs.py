@@ -352,3 +352,41 @@ def test_a_mode_that_only_a_reboot_can_set_gives_3_and_a_node_that_is_down_gives
     code, hosts, text = breakable.drift()
     assert code == 4, text[-6000:]
     assert hosts[breakable.worker]["verdict"] == "unreachable"
+
+
+# --- An operator's policy, imported ----------------------------------------------------------------------------------
+
+POLICY = """
+apiVersion: mellanox.com/v1alpha1
+kind: NicClusterPolicy
+metadata: {name: nic-cluster-policy}
+spec:
+  rdmaSharedDevicePlugin:
+    config: >-
+      {"configList": [{"resourceName": "rdma_shared_device_a", "rdmaHcaMax": 63, "selectors": {"ifNames": ["eth2"]}}]}
+---
+apiVersion: mellanox.com/v1alpha1
+kind: MacvlanNetwork
+metadata: {name: rdmashared-net}
+spec: {networkNamespace: default, master: eth2, mode: bridge, mtu: 1500, ipam: '{"type": "static"}'}
+"""
+
+
+def test_an_imported_policy_is_applied_and_kubectl_sees_no_difference_to_what_is_rendered(breakable, tmp_path):
+    (tmp_path / "policy.yml").write_text(POLICY)
+    variables, rendered = tmp_path / "imported.yml", tmp_path / "objects"
+    breakable.succeed(
+        "import_policy.yml", "-e", f"policy_files={tmp_path}/policy.yml", "-e", f"policy_dest={variables}"
+    )
+    breakable.succeed("cluster.yml", "-e", f"@{variables}")
+    breakable.succeed("render.yml", "-e", f"@{variables}", "-e", f"cluster_objects_folder={rendered}")
+
+    objects = [path.read_text() for path in sorted(rendered.rglob("*.yaml")) if path.name != "kustomization.yaml"]
+    assert "rdmashared-net" in "".join(objects)
+    compared = breakable.try_kubectl(
+        "diff", "--server-side", "--force-conflicts", "-f", "-", stdin="---\n".join(objects)
+    )
+    assert compared.returncode == 0, compared.stdout + compared.stderr
+    breakable.wait(
+        lambda: breakable.allocatable("rdma/rdma_shared_device_a") == 63, "63 units of the policy's resource"
+    )

@@ -11,7 +11,10 @@ import pathlib
 import re
 import subprocess
 
+import pytest
+
 CACHE = pathlib.Path(__file__).resolve().parents[2] / ".cache/kernel-headers"
+LABCTL = CACHE.parents[1] / "lab/labctl"
 MODULES = CACHE.parent / "driver-test-modules"
 
 
@@ -77,6 +80,19 @@ def _run(*argv: str, cwd: os.PathLike | None = None) -> str:
     if done.returncode:
         raise NoHeaders(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()[-300:]}")
     return done.stdout
+
+
+def give(cluster, node: str, name: str) -> None:
+    """NAME.c from beside this file, built for the kernel of a lab node, as /root/NAME.ko on it."""
+    try:
+        headers = build_tree()
+    except NoHeaders as reason:
+        pytest.skip(f"not verified: no kernel headers ({reason})")
+    if cluster.node(node, "uname -r") != release(headers):
+        pytest.skip("not verified: the headers here are not of the node's kernel")
+    source = pathlib.Path(__file__).with_name(f"{name}.c").read_text()
+    with (build(headers, name, {name: source}) / f"{name}.ko").open("rb") as stream:
+        subprocess.run([LABCTL, "ssh", node, f"cat >/root/{name}.ko"], stdin=stream, check=True)
 
 
 PROVIDER = """
