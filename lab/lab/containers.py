@@ -237,22 +237,3 @@ def archive(out: pathlib.Path, reference: str, entrypoint: tuple[str, ...], data
         member(tar, name, text)
         manifest = [{"Config": name, "RepoTags": [reference], "Layers": ["layer.tar"]}]
         member(tar, "manifest.json", json.dumps(manifest).encode())
-
-
-def extend(base: pathlib.Path, out: pathlib.Path, reference: str, entrypoint: tuple[str, ...], data: bytes) -> None:
-    """Writes a docker-archive with base's image and a second one: another layer on top, another entry point."""
-    with tarfile.open(base) as source, tarfile.open(out, "w") as tar:
-        manifest = json.load(source.extractfile("manifest.json"))
-        config = json.load(source.extractfile(manifest[0]["Config"]))
-        for entry in source:
-            if entry.name not in ("manifest.json", "repositories"):
-                tar.addfile(entry, source.extractfile(entry) if entry.isreg() else None)
-        config["config"]["Entrypoint"] = list(entrypoint)
-        config["rootfs"]["diff_ids"].append(f"sha256:{hashlib.sha256(data).hexdigest()}")
-        config.setdefault("history", []).append({"created_by": "lab/lab/containers.py"})
-        text = json.dumps(config).encode()
-        name, layer = f"{hashlib.sha256(text).hexdigest()}.json", f"{hashlib.sha256(data).hexdigest()}-own.tar"
-        member(tar, name, text)
-        member(tar, layer, data)
-        manifest.append({"Config": name, "RepoTags": [reference], "Layers": [*manifest[0]["Layers"], layer]})
-        member(tar, "manifest.json", json.dumps(manifest).encode())

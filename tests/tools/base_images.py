@@ -30,8 +30,8 @@ def layer(files):
 
 
 def base_archive(path, *layers, architecture="amd64", damaged=False):
-    """A docker-archive as skopeo writes one."""
-    datas = [layer(files) for files in layers]
+    """A docker-archive as skopeo writes one. layers: files, or a tar archive."""
+    datas = [files if isinstance(files, bytes) else layer(files) for files in layers]
     ids = [hashlib.sha256(data).hexdigest() for data in datas]
     config = {
         "architecture": architecture,
