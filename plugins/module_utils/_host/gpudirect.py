@@ -30,7 +30,7 @@ NVIDIA = "10de"
 
 
 class Diagnosis(NamedTuple):
-    """verdict: a code of VERDICTS; mode: what kernel_modules acts on; sentence and action: for people."""
+    """verdict: a code for programs; mode: what kernel_modules acts on; sentence and action: for people."""
 
     verdict: str
     mode: str
@@ -39,24 +39,6 @@ class Diagnosis(NamedTuple):
     evidence: list[str]
 
 
-VERDICTS = (
-    "no-gpu",
-    "no-driver",
-    "legacy",
-    "loaded",
-    "not-needed",
-    "missing-module",
-    "wrong-kernel",
-    "version-mismatch",
-    "stub",
-    "wrong-tree",
-    "missing-symbol",
-    "crc-mismatch",
-    "stale-memory",
-    "blocked",
-    "ready",
-    "unknown",
-)
 # The module exists, is wanted and cannot load; only an operator can fix it.
 REFUSED = ("legacy", "stub", "wrong-tree", "missing-symbol", "crc-mismatch")
 
