@@ -123,6 +123,7 @@ class _Material:
             "seams": self.answers,
             "links": self.links,
             "files": files,
+            "binary": {},
             "errors": self.errors,
             "modes": self.modes,
             "mtimes": self.mtimes,
@@ -341,21 +342,7 @@ def encoded(fixture):
         "links": fold(fixture["links"]),
         "errors": fold(fixture["errors"]),
     }
-    order = (
-        "name",
-        "about",
-        "provenance",
-        "seams",
-        "links",
-        "files",
-        "binary",
-        "errors",
-        "modes",
-        "mtimes",
-        "directories",
-        "repeat",
-    )
-    return {key: body[key] for key in order if body[key] or key in ("seams", "links", "files")}
+    return {key: value for key, value in body.items() if value or key in ("seams", "links", "files")}
 
 
 def _text(path, data):
