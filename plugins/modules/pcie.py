@@ -50,7 +50,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host import pcie
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths, pcie_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["gpudirect", "owned_files", "!gids"]
 _MENUS = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")
@@ -68,7 +67,7 @@ class Reader:
 
     def __call__(self) -> dict:
         tree = Tree(self.root)
-        facts = gather(tree, Seams.of(tree), SUBSET, rails=self.rails)
+        facts = gather(tree, subset=SUBSET, rails=self.rails)
         self.loader = facts["pcie"]["loader"]
         parameter = pcie_path.persisted(facts["owned_files"])
         facts["acs_before"] = self.before.setdefault("parameter", parameter)

@@ -74,7 +74,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan, set_netns_mode
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["subsystem", "initramfs", "owned_files"]
 
@@ -105,7 +104,7 @@ class Setter:
 
 def read(root: str) -> dict:
     tree = Tree(root)
-    return with_times(gather(tree, Seams.of(tree), SUBSET), tree)
+    return with_times(gather(tree, subset=SUBSET), tree)
 
 
 def apply(changes, root: str, set_running: Setter):

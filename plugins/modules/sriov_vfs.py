@@ -56,14 +56,13 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import SCRIPT, UNIT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 PCI = "sys/bus/pci/devices"
 
 
 def read(root: str) -> dict:
     tree = Tree(root)
-    facts = gather(tree, Seams.of(tree), ["hcas", "!gids"])
+    facts = gather(tree, subset=["hcas", "!gids"])
     devices = {}
     guids = {(hca.get("pci") or {}).get("address"): hca.get("node_guid") for hca in facts["hcas"]}
     for hca in facts["hcas"] + facts.get("cards_without_rdma", []):
