@@ -106,15 +106,9 @@ notes:
   type: list
   elements: str
 restore: {description: What a reload would lose., returned: O(state=planned), type: dict}
-changes:
-  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-  returned: O(state=reloaded) and O(state=restored)
-  type: list
-  elements: dict
 findings:
-  description: Why a reload, a reboot or the change itself is ruled out, including reasons that were not decisive, or
-    why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
+  description: Why a reload, a reboot or the change itself is ruled out, including reasons that were not decisive.
+  returned: O(state=planned)
   type: list
   elements: dict
 """
