@@ -54,6 +54,8 @@ NCCL_CONF = "/etc/nccl.conf"
 OWN_LINKS_UNIT = "/etc/systemd/system/gpufabric-rdma-links.service"
 OWN_ROUTES_UNIT = "/etc/systemd/system/gpufabric-rdma-routes.service"
 OWN_LINKS_SCRIPT = "/usr/local/libexec/gpufabric-rdma-links"
+OWN_VFS_UNIT = "/etc/systemd/system/gpufabric-rdma-vfs.service"
+OWN_VFS_SCRIPT = "/usr/local/libexec/gpufabric-rdma-vfs"
 # The boot parameter for ACS: in GRUB's drop-ins, or a record of it if grubby edits the entries.
 OWN_ACS_GRUB = "/etc/default/grub.d/gpufabric-rdma-acs.cfg"
 OWN_ACS_RECORD = "/var/lib/gpufabric-rdma/acs_parameter"
