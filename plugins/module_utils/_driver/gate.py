@@ -55,13 +55,13 @@ def decide(facts: dict, risk: dict, wanted: dict) -> Decision:
     """
     needed = _needed(facts, wanted)
     if not needed and not wanted.get("change"):
-        return Decision(NOTHING, _nothing(facts), [], [], [], _notes(facts, risk, wanted))
+        return Decision(NOTHING, _nothing(facts), [], [], [], _notes(facts, risk))
     reasons = list(_reasons(facts, risk, wanted))
     closed = {way for reason in reasons for way in reason.closes}
     activation = wanted.get("activation") or "auto"
     ways = [way for way in ACTIVATION if activation in ("auto", way)]
     consents = sorted({reason.consent for reason in reasons if reason.consent})
-    notes = _notes(facts, risk, wanted)
+    notes = _notes(facts, risk)
     if wanted.get("change") and INSTALL in closed:
         refusing = [reason for reason in reasons if INSTALL in reason.closes]
         return Decision(REFUSE, _refusal(refusing), reasons, [], consents, notes)
@@ -400,7 +400,7 @@ def _lost_by_reload(risk: dict) -> Iterator[Finding]:
             )
 
 
-def _notes(facts: dict, risk: dict, wanted: dict) -> list[str]:
+def _notes(facts: dict, risk: dict) -> list[str]:
     notes = []
     if is_unknown(risk["secure_boot"]["enabled"]):
         notes.append(f"Not verified: Secure Boot is {risk['secure_boot']['enabled']}.")
