@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, NamedTuple, Optional
 
-from ..hca import driver, gpudirect, paths
+from ..hca import driver, gpudirect, paths, pci
 from ..hca import facts as node_facts
 from ..hca.modules import Catalogue
 from ..hca.seams import Seams
@@ -26,7 +26,6 @@ PROVIDERS = ("ib_core", "ib_uverbs")  # OFED exports it from ib_core, Ubuntu's p
 LEGACY = "nv_peer_mem"
 OFA = "/usr/src/ofa_kernel"
 OFA_DKMS = "/var/lib/dkms/mlnx-ofed-kernel"
-NVIDIA = "10de"
 
 
 class Diagnosis(NamedTuple):
@@ -63,7 +62,7 @@ def examine(
             provider = {"module": name, "path": path, "crc": module.exports[SYMBOL]}
             break
     return {
-        "gpu": any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]),
+        "gpu": any(gpu["vendor"] == pci.NVIDIA for gpu in facts["gpus"]),
         "kernel": kernel,
         "architecture": facts["node"]["architecture"],
         "nvidia": _nvidia(tree, catalogue, seams),
@@ -118,7 +117,7 @@ def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Option
         return facts
     fact = facts["gpudirect"]
     fact["evidence"] = None
-    if any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]):
+    if any(gpu["vendor"] == pci.NVIDIA for gpu in facts["gpus"]):
         known = facts if "driver" in facts else {**facts, **node_facts.gather(tree, seams, ["driver"])}
         fact["evidence"] = examine(tree, known, seams, run if tree.live else None)
         diagnosis = diagnose(fact["evidence"])

@@ -6,13 +6,12 @@ import re
 
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, with_directive
-from ..hca import gpu_initiated, paths
+from ..hca import gpu_initiated, paths, pci
 from .gpudirect import REFUSED, Diagnosis, diagnose
 from .initramfs import mark_stale
 
 PEERMEM = "nvidia_peermem"
 PEERMEM_SOFTDEP = f"softdep {PEERMEM} pre: nvidia ib_uverbs"
-_NVIDIA = "10de"
 _NVIDIA_OPTIONS = "options nvidia"
 _DWORDS = re.compile(r"(\w+=\w*;)*\Z", re.ASCII)
 NO, AT_BOOT, NOW = "no", "at boot", "now"
@@ -109,7 +108,7 @@ def _peermem(facts: dict, wanted: dict, made: Plan) -> str:
     A setting for all nodes must not break a node without GPUs.
     """
     choice, state = wanted["gpudirect"], facts["modules"].get(PEERMEM) or {}
-    if not any(gpu["vendor"] == _NVIDIA for gpu in facts["gpus"]):
+    if not any(gpu["vendor"] == pci.NVIDIA for gpu in facts["gpus"]):
         if choice == "peermem":
             made.notes.append("kernel_modules_gpudirect is peermem, but this node has no NVIDIA GPU: nothing to load")
         return NO
