@@ -85,13 +85,12 @@ def _manager_default(tree: Tree) -> str | int:
     return _effective(assigned, _MIB_8 if recent else unknown(why))
 
 
-def main_pid(tree: Tree, unit: str, settings: Optional[dict[str, list[str]]] = None) -> Optional[int]:
+def main_pid(tree: Tree, unit: str, settings: dict[str, list[str]]) -> Optional[int]:
     """Main process of a running service; None if its control group has no process.
 
     A container runtime's group also holds the shims of its containers, and those outlive a restart. The main process is
     the one that PID 1 started under the name of ExecStart; of several, the youngest counts: older ones are leftovers.
     """
-    settings = units.settings(tree, unit, "Service") if settings is None else settings
     if not settings and units.fragment(tree, unit) is None:
         return None
     named = tree.read(settings["PIDFile"][-1]) if (settings.get("PIDFile") or [""])[-1] else None
