@@ -15,6 +15,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from ..hca import driver, gpudirect, paths, pci
 from ..hca import facts as node_facts
+from ..hca.modprobe import said
 from ..hca.modules import Catalogue
 from ..hca.seams import Seams
 from ..hca.text import is_unknown
@@ -291,11 +292,10 @@ def _outlook(evidence: dict, mode: str) -> Diagnosis:
             "Reload the RDMA driver or reboot; nvidia_peermem then loads.",
         )
     if evidence["blocked_by"]:
-        entry = evidence["blocked_by"][0]
         return _say(
             "blocked",
             mode,
-            f"nvidia_peermem would load, but {entry['path']}:{entry['line']} says '{entry['text']}'.",
+            f"nvidia_peermem would load, but {said(evidence['blocked_by'][0])}.",
             "Remove that line.",
         )
     unchecked = provider["crc"] is None or peermem["crc"] is None

@@ -54,9 +54,7 @@ def sources(lines: list[modprobe.Line]) -> list[dict[str, Any]]:
     """Everything that sets the mode at boot, weakest first: [{path, line, text, mode, ours, wins}]."""
     found = [
         {
-            "path": line.path,
-            "line": line.line,
-            "text": line.text,
+            **line.as_fact(),
             "mode": mode_of(value),
             "ours": line.path == paths.OWN_MODPROBE,
             "wins": False,
