@@ -49,7 +49,7 @@ def state(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None) -> di
     disk = on_disk(tree, catalogue, packages["flavor"], seams)
     memory = loaded(tree, packages["flavor"])
     agree, difference = compare(disk["modules"], memory["modules"])
-    explanation = f"Loaded: {_stack(memory)}; on disk for this kernel: {_stack(disk)}; installed: {_stack(packages)}."
+    explanation = f"Loaded: {stack(memory)}; on disk for this kernel: {stack(disk)}; installed: {stack(packages)}."
     return {
         "installed": packages,
         "on_disk": disk,
@@ -59,7 +59,8 @@ def state(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None) -> di
     }
 
 
-def _stack(part: dict[str, Any]) -> str:
+def stack(part: dict[str, Any]) -> str:
+    """Flavor and version, for a message."""
     return f"{part['flavor'] or 'nothing'} {part['version'] or ''}".strip()
 
 
