@@ -71,7 +71,7 @@ def installed(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
     """
     packages = _dpkg(tree)
     if packages is None and seams is not None and any(tree.exists(path) for path in RPM_DATABASES):
-        listing = seams.rpm_query()
+        listing = seams.rpm()
         packages = None if listing is None else dict(_RPM.findall(listing))
     named = _OFED_INFO.search(tree.read("/usr/bin/ofed_info") or "")
     kernel = sorted(name for name in packages or {} if _KERNEL_PACKAGES.match(name))
