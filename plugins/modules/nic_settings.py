@@ -64,9 +64,7 @@ EXAMPLES = r"""
   throttle: 1
 """
 
-RETURN = r"""
-reboot_reasons: {description: Why the node needs a reboot., returned: success, type: list, elements: str}
-"""
+RETURN = r""" # """
 
 import itertools
 import os

@@ -37,9 +37,7 @@ EXAMPLES = r"""
     acs: topology
 """
 
-RETURN = r"""
-reboot_reasons: {description: Why the node needs a reboot., returned: success, type: list, elements: str}
-"""
+RETURN = r""" # """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge

@@ -48,11 +48,6 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-reboot_reasons:
-  description: Why the node needs a reboot to reach the wanted state, one sentence each.
-  returned: success
-  type: list
-  elements: str
 stale_images:
   description: initramfs images with an older copy of our modprobe.d file; M(gpufabric.rdma.initramfs) rebuilds
     them.
