@@ -18,8 +18,9 @@ attributes:
 notes:
   - Each result has C(changes) (made, or planned in check mode), each with C(object), C(action), C(before) and C(after),
     and C(findings) (why it is not as wanted), each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  - A successful one also lists, as sentences, C(not_applied) (left alone on purpose), C(not_verified) (could not
-    be done or checked from here) and C(notes) (worth knowing; needs no action).
+  - A successful one also lists, as sentences, C(reboot_reasons) (why the node needs a reboot), C(not_applied) (left
+    alone on purpose), C(not_verified) (could not be done or checked from here) and C(notes) (worth knowing; needs no
+    action).
 """
 
     ROOT = r"""

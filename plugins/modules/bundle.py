@@ -88,14 +88,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was fetched, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-    C(object) is a path in the folder; C(before) and C(after) are SHA-256, digest or text.
-  returned: always
-  type: list
-  elements: dict
-findings:
-  description:
-    - What could not be fetched or did not match, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+  description: In each C(object) is a path in the folder; C(before) and C(after) are SHA-256, digest or text.
   returned: always
   type: list
   elements: dict

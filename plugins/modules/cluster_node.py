@@ -94,16 +94,9 @@ EXAMPLES = r"""
 RETURN = r"""
 was_ready: {description: Whether the node is Ready., returned: with O(state=settled), type: bool}
 changes:
-  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-    C(action) is C(cordon), C(drain), C(uncordon), C(delete), or C(remove) for the annotation; C(before) of C(drain) has
-    the pods, one per line.
+  description: In each C(action) is C(cordon), C(drain), C(uncordon), C(delete), or C(remove) for the annotation;
+    C(before) of C(drain) has the pods, one per line.
   returned: with any O(state) but V(settled)
-  type: list
-  elements: dict
-findings:
-  description: What the cluster lacks, or why the node did not reach the wanted state, each with C(object), C(wanted),
-    C(seen), C(next_step) and C(id).
-  returned: always
   type: list
   elements: dict
 """

@@ -185,8 +185,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The
-    texts are JSON. C(action) is C(create), C(apply) or C(prune).
+  description: In each C(action) is C(create), C(apply) or C(prune); the texts are JSON.
   returned: always
   type: list
   elements: dict

@@ -61,8 +61,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-    C(action) is C(place), C(mode), C(remove) or C(record); C(before) and C(after) are digests.
+  description: In each C(action) is C(place), C(mode), C(remove) or C(record); C(before) and C(after) are digests.
   returned: always
   type: list
   elements: dict

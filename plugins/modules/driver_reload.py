@@ -106,15 +106,9 @@ notes:
   type: list
   elements: str
 restore: {description: What a reload would lose., returned: O(state=planned), type: dict}
-changes:
-  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-  returned: O(state=reloaded) and O(state=restored)
-  type: list
-  elements: dict
 findings:
-  description: Why a reload, a reboot or the change itself is ruled out, including reasons that were not decisive, or
-    why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: always
+  description: Why a reload, a reboot or the change itself is ruled out, including reasons that were not decisive.
+  returned: O(state=planned)
   type: list
   elements: dict
 """
@@ -134,7 +128,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload impo
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["hcas", "driver", "modules", "!gids"]
 ANSWERS = ("change", "activation", "signed", "reload_allowed", "drain_allowed", "rename_allowed")
@@ -142,7 +135,7 @@ ANSWERS = ("change", "activation", "signed", "reload_allowed", "drain_allowed", 
 
 def planned(module: AnsibleModule) -> dict:
     options, tree = module.params, Tree(module.params["root"])
-    facts = gather(tree, Seams.of(tree), SUBSET)
+    facts = gather(tree, subset=SUBSET)
     devlink = module.get_bin_path("devlink") if tree.live else None
     told = risk.devlink(lambda argv: module.run_command([devlink, *argv[1:]]), tree, facts) if devlink else None
     seen = risk.read(tree, facts, options["software_hcas"], told)
@@ -200,13 +193,9 @@ def main() -> None:
     def run(argv):
         return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
 
-    def read() -> dict:
-        tree = Tree("/")
-        return gather(tree, Seams.of(tree), ["driver"])
-
     converge(
         module,
-        read=read,
+        read=lambda: gather(Tree("/"), subset=["driver"]),
         plan=lambda facts: plan(facts, state == "reloaded", outlived(Tree("/")), allowed),
         apply=lambda changes: apply(changes, given, module.params["timeout"], run),
     )

@@ -277,40 +277,18 @@ ansible_facts:
                 C(nvidia-smi topo -m) defines them.
               type: dict
         cards_without_rdma:
-          description: Mellanox cards on PCI that have no RDMA device.
+          description: Mellanox cards on PCI that have no RDMA device. Each has, as C(pci) of an HCA, C(address),
+            C(vendor), C(device), C(model), C(driver), C(numa_node) and C(path); then C(netdevs) (names of its network
+            interfaces), C(reason) (why there is no RDMA device) and C(next_step).
           type: list
           elements: dict
           returned: with subset hcas or pci
-          contains:
-            address: {description: PCI address., type: str}
-            vendor: {description: 'Vendor id, hexadecimal.', type: str}
-            device: {description: 'Device id, hexadecimal.', type: str}
-            model: {description: Name of the model., type: str}
-            driver: {description: 'The bound driver, or null.', type: str}
-            numa_node: {description: NUMA node., type: int}
-            path: {description: 'Its location in the PCI tree, as for C(gpus).', type: list, elements: str}
-            netdevs: {description: Names of its network interfaces., type: list, elements: str}
-            reason: {description: Why there is no RDMA device., type: str}
-            next_step: {description: What to do about it., type: str}
         gpus:
-          description: GPUs in PCI order.
+          description: GPUs in PCI order. Each has C(index) (its position) and, as C(pci) of an HCA, C(address),
+            C(vendor), C(device), C(model), C(driver), C(numa_node), C(local_cpus) and C(path).
           type: list
           elements: dict
           returned: with subset gpus or pci
-          contains:
-            index: {description: Position in PCI order., type: int}
-            address: {description: PCI address., type: str}
-            vendor: {description: 'Vendor id, hexadecimal.', type: str}
-            device: {description: 'Device id, hexadecimal.', type: str}
-            model: {description: Name of the model., type: str}
-            driver: {description: 'The bound driver, or null.', type: str}
-            numa_node: {description: NUMA node., type: int}
-            local_cpus: {description: CPUs near it., type: str}
-            path:
-              description: Its location in the PCI tree, as the host bridge, the bridges below it and the function
-                itself; empty if it cannot be read.
-              type: list
-              elements: str
         rails:
           description: The fabric ports in order.
           type: list

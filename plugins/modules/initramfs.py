@@ -51,7 +51,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.initramfs import command, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["initramfs"]
 
@@ -59,7 +58,7 @@ SUBSET = ["initramfs"]
 def read(root: str) -> dict:
     """The initramfs facts, with the file system's time resolution and without removed kernels."""
     tree = Tree(root)
-    facts = gather(tree, Seams.of(tree), SUBSET)
+    facts = gather(tree, subset=SUBSET)
     facts["initramfs"]["images"] = [
         {**image, "mtime": tree.stat(image["path"]).st_mtime}
         for image in facts["initramfs"]["images"]

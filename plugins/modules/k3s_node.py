@@ -27,7 +27,8 @@ options:
     type: dict
     default: {}
   token:
-    description: The token to write. Without it a missing token is generated, which only the first server may do.
+    description: The token to write, never shown. Without it a missing one is generated, which only the first server
+      may do.
     type: str
   token_allowed_to_be_made: {description: Whether a missing token may be generated here., type: bool, default: false}
   takeover_allowed:
@@ -48,12 +49,6 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-changes:
-  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
-    Secrets are hidden.
-  returned: always
-  type: list
-  elements: dict
 seconds:
   description: How long the start or restart took until k3s was ready; 0 when it was not started.
   returned: success

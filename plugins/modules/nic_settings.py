@@ -64,9 +64,7 @@ EXAMPLES = r"""
   throttle: 1
 """
 
-RETURN = r"""
-reboot_reasons: {description: Why the node needs a reboot., returned: success, type: list, elements: str}
-"""
+RETURN = r""" # """
 
 import itertools
 import os
@@ -81,7 +79,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering imp
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.nic_settings import instance, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["hcas", "rails", "owned_files", "!gids"]
 LINK_SECONDS = 60
@@ -89,7 +86,7 @@ LINK_SECONDS = 60
 
 def read(params: dict, run) -> dict:
     tree = Tree(params["root"])
-    facts = gather(tree, Seams.of(tree), SUBSET, params["software_hcas"], params["rails"])
+    facts = gather(tree, None, SUBSET, params["software_hcas"], params["rails"])
     if params["firmware"] and not kernel_out_of_reach(facts, params["root"]):
         facts["firmware"] = firmware.read(tree, run, facts, params["firmware"])
     return facts

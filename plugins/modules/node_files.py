@@ -93,12 +93,6 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-changes:
-  description: What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The
-    content of a secret is never in it.
-  returned: always
-  type: list
-  elements: dict
 missing_secrets:
   description: Paths of O(secrets) that do not exist and were given no content.
   returned: success

@@ -37,9 +37,7 @@ EXAMPLES = r"""
     acs: topology
 """
 
-RETURN = r"""
-reboot_reasons: {description: Why the node needs a reboot., returned: success, type: list, elements: str}
-"""
+RETURN = r""" # """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
@@ -50,7 +48,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host import pcie
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths, pcie_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["gpudirect", "owned_files", "!gids"]
 _MENUS = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")
@@ -68,7 +65,7 @@ class Reader:
 
     def __call__(self) -> dict:
         tree = Tree(self.root)
-        facts = gather(tree, Seams.of(tree), SUBSET, rails=self.rails)
+        facts = gather(tree, subset=SUBSET, rails=self.rails)
         self.loader = facts["pcie"]["loader"]
         parameter = pcie_path.persisted(facts["owned_files"])
         facts["acs_before"] = self.before.setdefault("parameter", parameter)

@@ -66,7 +66,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering imp
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import UNITS, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["hcas", "rails", "owned_files", "!gids"]
 IFF_UP = 0x1
@@ -75,7 +74,7 @@ _NO_ROUTES = (enabled(paths.OWN_ROUTES_UNIT)[0], "unlink")
 
 def read(params: dict) -> dict:
     tree = Tree(params["root"])
-    facts = gather(tree, Seams.of(tree), SUBSET, params["software_hcas"], params["rails"])
+    facts = gather(tree, None, SUBSET, params["software_hcas"], params["rails"])
     facts["enabled"] = [unit for unit in UNITS if tree.readlink(enabled(unit)[0]) == enabled(unit)[1]]
     return facts
 

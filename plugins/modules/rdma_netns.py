@@ -48,11 +48,6 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-reboot_reasons:
-  description: Why the node needs a reboot to reach the wanted state, one sentence each.
-  returned: success
-  type: list
-  elements: str
 stale_images:
   description: initramfs images with an older copy of our modprobe.d file; M(gpufabric.rdma.initramfs) rebuilds
     them.
@@ -74,7 +69,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan, set_netns_mode
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["subsystem", "initramfs", "owned_files"]
 
@@ -105,7 +99,7 @@ class Setter:
 
 def read(root: str) -> dict:
     tree = Tree(root)
-    return with_times(gather(tree, Seams.of(tree), SUBSET), tree)
+    return with_times(gather(tree, subset=SUBSET), tree)
 
 
 def apply(changes, root: str, set_running: Setter):

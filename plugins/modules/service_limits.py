@@ -38,25 +38,17 @@ EXAMPLES = r"""
 
 RETURN = r""" # """
 
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import parse, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, limits
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
-
-SUBSET = ["limits", "owned_files"]
 
 
 def read(root: str, services: list[str]) -> dict:
     tree = Tree(root)
-    facts = gather(tree, Seams.of(tree), SUBSET)
-    more = [name for name in services if name not in facts["limits"]["services"]]
-    if more:
-        facts["limits"]["services"].update(limits.state(tree, more)["services"])
-    return facts
+    return {**gather(tree, subset=["owned_files"]), "limits": limits.state(tree, services)}
 
 
 def main() -> None:

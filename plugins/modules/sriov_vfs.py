@@ -56,17 +56,16 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import SCRIPT, UNIT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 PCI = "sys/bus/pci/devices"
 
 
 def read(root: str) -> dict:
     tree = Tree(root)
-    facts = gather(tree, Seams.of(tree), ["hcas", "!gids"])
+    facts = gather(tree, subset=["hcas", "owned_files", "!gids"])
     devices = {}
     guids = {(hca.get("pci") or {}).get("address"): hca.get("node_guid") for hca in facts["hcas"]}
-    for hca in facts["hcas"] + facts.get("cards_without_rdma", []):
+    for hca in facts["hcas"] + facts["cards_without_rdma"]:
         pci = hca.get("pci") or hca
         if not pci.get("address"):
             continue
@@ -79,16 +78,10 @@ def read(root: str) -> dict:
             "node_guid": hca.get("node_guid"),
             "vf_guids": [valid(guids[address]) if address in guids else "" for address in pci.get("virtfns") or ()],
         }
-    owned = {}
-    for path in (UNIT, SCRIPT):
-        content = tree.read(path)
-        if content is not None:
-            mode = os.stat(os.path.join(root, path.lstrip("/"))).st_mode & 0o7777
-            owned[path] = {"content": content, "mode": f"{mode:04o}"}
     return {
         "node": facts["node"],
         "devices": devices,
-        "owned_files": owned,
+        "owned_files": facts["owned_files"],
         "enabled": [UNIT] if tree.readlink(enabled(UNIT)[0]) == enabled(UNIT)[1] else [],
     }
 

@@ -201,22 +201,17 @@ def converge(module, read, plan, apply, more=None, quiet=False, check_mode=None,
     """End an AnsibleModule as settle() does.
 
     more: further keys of the result, from the last plan and the changes; it may add notes to the plan.
-    quiet: see finish(). check_mode: that of the module, or true if nothing may change for another reason. known:
-    keys of the result that a failure also has.
+    quiet: no warning about what is skipped, not verified or notable. check_mode: that of the module, or true if nothing
+    may change for another reason. known: keys of the result that a failure also has.
     """
     check_mode = module.check_mode if check_mode is None else check_mode
     with reported(module, **known):
         decided, changes = settle(read, plan, apply, check_mode)
         with contextlib.nullcontext() if check_mode or not changes else keeping(changes):
             further = more(decided, changes) if more else {}
-        finish(module, decided, changes, quiet, **known, **further)
-
-
-def finish(module, plan: Plan, changes: list[Change], quiet: bool = False, **more) -> None:
-    """Exit an AnsibleModule with result() and `more`. Anything skipped, not verified or notable is a warning."""
-    if not quiet:
-        warn(module, [*plan.not_applied, *plan.not_verified, *plan.notes])
-    module.exit_json(**more, **result(plan, changes))
+        if not quiet:
+            warn(module, [*decided.not_applied, *decided.not_verified, *decided.notes])
+        module.exit_json(**known, **further, **result(decided, changes))
 
 
 @contextlib.contextmanager

@@ -49,8 +49,7 @@ def recorded(tree: Tree, path: str) -> dict:
 
 def plan_file(plan: Plan, facts: dict, path: str, text: str) -> bool:
     """Plan the file with this text and mode 0644; True if its text would change."""
-    owned = facts["owned_files"].get(path)
-    return plan_text(plan, path, owned and {**owned, "content": _ended(owned["content"])}, text)
+    return plan_text(plan, path, facts["owned_files"].get(path), text)
 
 
 def plan_text(plan: Plan, path: str, seen: dict | None, text: str, mode: str = MODE) -> bool:
@@ -66,7 +65,7 @@ def plan_text(plan: Plan, path: str, seen: dict | None, text: str, mode: str = M
 def plan_removal(plan: Plan, facts: dict, path: str) -> None:
     owned = facts["owned_files"].get(path)
     if owned is not None:
-        plan.change(path, "remove", _ended(owned["content"]), "")
+        plan.change(path, "remove", owned["content"], "")
 
 
 def with_directive(content: str, directive: str, line: str | None) -> str:
@@ -400,7 +399,3 @@ def sha256_of(path: str) -> str:
 
 def under(root: str, path: str) -> str:
     return os.path.join(root, path.lstrip("/"))
-
-
-def _ended(content: str) -> str:
-    return content if not content or content.endswith("\n") else content + "\n"

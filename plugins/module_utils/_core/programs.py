@@ -1,4 +1,4 @@
-"""Paths of a node's programs, and the ports in use."""
+"""A node's programs and processes, and the ports in use."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ def found(program: str, *folders: str) -> str | None:
     """Path of a program: the node's own, even if PATH lacks the sbin folders, else one in the other folders."""
     places = [os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin", *folders]
     return shutil.which(program, path=os.pathsep.join(places))
+
+
+def born(pid: int) -> str | None:
+    """Start time of a process in ticks since boot, because process ids are reused; None if it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            fields = stream.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[19] if len(fields) > 19 and fields[0] != "Z" else None
 
 
 def bound(tree: Tree, protocol: str) -> list[int]:

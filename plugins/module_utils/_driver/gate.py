@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Optional
 
 from .._core.change import Finding
 from .._core.text import count, listing
+from ..hca.driver import stack
+from ..hca.modprobe import said
 from ..hca.text import is_unknown
 from .risk import CONSUMERS, PEERMEM, STACK
 
@@ -55,13 +57,13 @@ def decide(facts: dict, risk: dict, wanted: dict) -> Decision:
     """
     needed = _needed(facts, wanted)
     if not needed and not wanted.get("change"):
-        return Decision(NOTHING, _nothing(facts), [], [], [], _notes(facts, risk, wanted))
+        return Decision(NOTHING, _nothing(facts), [], [], [], _notes(facts, risk))
     reasons = list(_reasons(facts, risk, wanted))
     closed = {way for reason in reasons for way in reason.closes}
     activation = wanted.get("activation") or "auto"
     ways = [way for way in ACTIVATION if activation in ("auto", way)]
     consents = sorted({reason.consent for reason in reasons if reason.consent})
-    notes = _notes(facts, risk, wanted)
+    notes = _notes(facts, risk)
     if wanted.get("change") and INSTALL in closed:
         refusing = [reason for reason in reasons if INSTALL in reason.closes]
         return Decision(REFUSE, _refusal(refusing), reasons, [], consents, notes)
@@ -87,12 +89,8 @@ def _needed(facts: dict, wanted: dict) -> Optional[str]:
     if wanted.get("change"):
         return wanted["change"]
     if driver["agree"] is False:
-        return f"the modules in memory are not those on disk ({_stack(driver['loaded'])}, {_stack(driver['on_disk'])})"
+        return f"the modules in memory are not those on disk ({stack(driver['loaded'])}, {stack(driver['on_disk'])})"
     return None
-
-
-def _stack(part: dict) -> str:
-    return f"{part['flavor'] or 'nothing'} {part['version'] or ''}".strip()
 
 
 def _nothing(facts: dict) -> str:
@@ -101,7 +99,7 @@ def _nothing(facts: dict) -> str:
         return "No module of the stack is in memory; the next load uses what is on disk."
     if is_unknown(driver["agree"]):
         return f"Whether memory and disk hold the same driver is {driver['agree']}."
-    return f"Memory and disk hold the same driver: {_stack(driver['loaded'])}."
+    return f"Memory and disk hold the same driver: {stack(driver['loaded'])}."
 
 
 def _refusal(reasons: list[Reason]) -> str:
@@ -207,7 +205,7 @@ def _bootable(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
                 yield Reason.of(
                     f"module {name}",
                     "loadable",
-                    f"{block['path']}:{block['line']} says '{block['text']}'",
+                    said(block),
                     "remove that line: the module would not load after a reload or reboot",
                     "blocked",
                     ACTIVATION,
@@ -400,7 +398,7 @@ def _lost_by_reload(risk: dict) -> Iterator[Finding]:
             )
 
 
-def _notes(facts: dict, risk: dict, wanted: dict) -> list[str]:
+def _notes(facts: dict, risk: dict) -> list[str]:
     notes = []
     if is_unknown(risk["secure_boot"]["enabled"]):
         notes.append(f"Not verified: Secure Boot is {risk['secure_boot']['enabled']}.")

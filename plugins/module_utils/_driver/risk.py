@@ -55,7 +55,7 @@ def read(tree: Tree, facts: dict, software_hcas: bool = False, told: Optional[di
     facts = {**facts, "hcas": [hca for hca in facts["hcas"] if hca["kind"] in kinds]}
     ours = hca_netdevs(facts)
     holding, sockets = processes(tree)
-    access = management(tree, ours, sockets)
+    access, running = management(tree, ours, sockets), pods(tree)
     return {
         "modules": loaded_modules(tree),
         "processes": holding,
@@ -67,8 +67,8 @@ def read(tree: Tree, facts: dict, software_hcas: bool = False, told: Optional[di
         "devlink": told is not None,
         "netdevs": settings(tree, facts),
         "secure_boot": secure_boot(tree),
-        "pods": pods(tree),
-        "operators": operators(tree),
+        "pods": running,
+        "operators": operators(tree, running),
         "next_kernel": next_kernel(tree, facts),
     }
 
@@ -149,13 +149,12 @@ def processes(tree: Tree) -> tuple[list[dict[str, Any]], set[str]]:
     return holding, sockets
 
 
-def management(tree: Tree, ours: list[str], sockets: set[str], seams: Optional[Seams] = None) -> list[dict[str, str]]:
+def management(tree: Tree, ours: list[str], sockets: set[str]) -> list[dict[str, str]]:
     """Management access that uses an HCA: [{netdev, via, why}].
 
     Both ends of the SSH servers' sockets count: packets may leave by another interface than they came.
     """
-    table = routes.usable(tree)
-    seams = seams or Seams.of(tree)
+    table, seams = routes.usable(tree), Seams.of(tree)
     access = []
 
     def add(via: str, why: str) -> None:
@@ -468,42 +467,40 @@ def _pod_uids(tree: Tree, directory: str, depth: int = 2) -> Iterator[str]:
             yield from _pod_uids(tree, f"{directory}/{entry}", depth - 1)
 
 
-# Containers and pods by which a cluster operator owns a driver on this node, and the object to edit.
+# Containers and pods by which a cluster operator owns a driver on this node, the object to edit, where its driver
+# containers put their builds, and the file that blocks the host's own modules: doca-driver-build writes it
+# (OFED_BLACKLIST_MODULES_FILE) and removes it only when its container exits cleanly.
 _OPERATORS = (
     (
         "NVIDIA Network Operator",
         re.compile(r"^(mofed-|doca-driver-|ofed-driver)"),
         re.compile(r"^mofed-container$"),
         "spec.ofedDriver of its NicClusterPolicy",
+        "/run/mellanox/drivers",
+        "/etc/modprobe.d/blacklist-ofed-modules.conf",
     ),
     (
         "NVIDIA GPU Operator",
         re.compile(r"^nvidia-driver-daemonset"),
         re.compile(r"^nvidia-(driver-ctr|peermem-ctr)$"),
         "spec.driver (enabled, rdma) of its ClusterPolicy",
+        "/run/nvidia/driver/lib/modules",
+        None,
     ),
 )
-# Where driver containers put their builds, and the file that blocks the host's own modules.
-_OPERATOR_TRACES = {
-    "NVIDIA Network Operator": ("/run/mellanox/drivers",),
-    "NVIDIA GPU Operator": ("/run/nvidia/driver/lib/modules",),
-}
-# doca-driver-build writes it (OFED_BLACKLIST_MODULES_FILE) and removes it only when its container exits cleanly.
-BLACKLISTS = {"NVIDIA Network Operator": ("/etc/modprobe.d/blacklist-ofed-modules.conf",)}
 
 
-def operators(tree: Tree) -> list[dict[str, Any]]:
+def operators(tree: Tree, running: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Cluster operators that own a driver here, running or gone: [{owner, policy, pods, traces, blacklists}]."""
-    running = pods(tree)
     owners = []
-    for owner, pod_name, container_name, policy in _OPERATORS:
+    for owner, pod_name, container_name, policy, builds, blacklist in _OPERATORS:
         mine = [
             f"{pod['namespace']}/{pod['name']}"
             for pod in running
             if pod_name.match(pod["name"]) or any(container_name.match(name) for name in pod["containers"])
         ]
-        traces = [path for path in _OPERATOR_TRACES[owner] if tree.listdir(path)]
-        blacklists = [path for path in BLACKLISTS.get(owner, ()) if tree.exists(path)]
+        traces = [builds] if tree.listdir(builds) else []
+        blacklists = [blacklist] if blacklist and tree.exists(blacklist) else []
         if mine or traces or blacklists:
             owners.append({"owner": owner, "policy": policy, "pods": mine, "traces": traces, "blacklists": blacklists})
     return owners

@@ -57,7 +57,7 @@ def _text(tree: Tree, path: str) -> str | None:
 def _packages(tree: Tree, kind: str | None, seams: Seams) -> tuple[dict[str, str], set[str], dict[str, str]]:
     """({installed: version}, names on hold, {name: state} of half-installed packages)."""
     if kind == packages.DNF:
-        listing = seams.rpm_query() or ""
+        listing = seams.rpm() or ""
         return dict(line.split(" ", 1) for line in listing.splitlines() if " " in line), set(), {}
     installed, held, unfinished = {}, set(), {}
     for stanza in (tree.read(DPKG_STATUS) or "").split("\n\n"):

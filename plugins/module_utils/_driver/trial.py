@@ -103,11 +103,6 @@ class Trial:
 class AptTrial(Trial):
     kind = packages.APT
 
-    def __init__(self, run: Run, etc: str = "/etc/apt", lists: str = "/var/lib/apt/lists"):
-        super().__init__(run)
-        self._etc = etc
-        self._lists = lists
-
     def resolve(self, wanted, names, tools, downgrade):
         repository = wanted["repository"] if (wanted["repository"] or {}).get("url") else None
         exact, sums = {}, wanted["sha256"]
@@ -129,9 +124,9 @@ class AptTrial(Trial):
         for name in ("lists/partial", "sources.list.d", "preferences.d", "archives/partial"):
             os.makedirs(self._path(name))
         for name in ("sources.list.d", "preferences.d"):
-            for path in glob.glob(f"{self._etc}/{name}/*"):
+            for path in glob.glob(f"/etc/apt/{name}/*"):
                 shutil.copy(path, self._path(name))
-        for path in glob.glob(f"{self._lists}/*"):
+        for path in glob.glob("/var/lib/apt/lists/*"):
             if os.path.isfile(path) and not path.endswith("/lock"):
                 _share(path, self._path(f"lists/{os.path.basename(path)}"))
         if repository:

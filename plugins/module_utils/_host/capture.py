@@ -10,6 +10,7 @@ import base64
 import errno
 import os
 import re
+from functools import partial
 
 from ..hca import Tree, management, pcie, routes
 from ..hca.elf import parse
@@ -36,33 +37,20 @@ def recording_seams(seams):
     names = ("addresses", "machine", "rpm", "routes", "rules", "sessions")
     answers = {"modinfo": {}, "qos": {}, **dict.fromkeys(names)}
 
-    def note(name, call):
-        def ask(*given):
-            answers[name] = call(*given)
-            return answers[name]
+    def note(name, *key):
+        answer = getattr(seams, name)(*key)
+        if key:
+            answers[name][key[0]] = answer
+        else:
+            answers[name] = answer
+        return answer
 
-        return ask
+    def sessions(tree):
+        answers["sessions"] = seams.sessions(Tree(tree.root))
+        return answers["sessions"]
 
-    def note_each(name, call):
-        def ask(key):
-            answers[name][key] = call(key)
-            return answers[name][key]
-
-        return ask
-
-    return (
-        Seams(
-            modinfo=note_each("modinfo", seams.modinfo),
-            qos=note_each("qos", seams.qos),
-            rpm_query=note("rpm", seams.rpm_query),
-            addresses=note("addresses", seams.addresses),
-            machine=note("machine", seams.machine),
-            routes=note("routes", seams.routes),
-            rules=note("rules", seams.rules),
-            sessions=note("sessions", lambda tree: seams.sessions(Tree(tree.root))),
-        ),
-        answers,
-    )
+    asked = ("modinfo", "qos", "rpm", "addresses", "machine", "routes", "rules")
+    return Seams(**{name: partial(note, name) for name in asked}, sessions=sessions), answers
 
 
 def capture(root, name, about=None):
@@ -123,6 +111,7 @@ class _Material:
             "seams": self.answers,
             "links": self.links,
             "files": files,
+            "binary": {},
             "errors": self.errors,
             "modes": self.modes,
             "mtimes": self.mtimes,
@@ -341,21 +330,7 @@ def encoded(fixture):
         "links": fold(fixture["links"]),
         "errors": fold(fixture["errors"]),
     }
-    order = (
-        "name",
-        "about",
-        "provenance",
-        "seams",
-        "links",
-        "files",
-        "binary",
-        "errors",
-        "modes",
-        "mtimes",
-        "directories",
-        "repeat",
-    )
-    return {key: body[key] for key in order if body[key] or key in ("seams", "links", "files")}
+    return {key: value for key, value in body.items() if value or key in ("seams", "links", "files")}
 
 
 def _text(path, data):

@@ -13,8 +13,9 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, NamedTuple, Optional
 
-from ..hca import driver, gpudirect, paths
+from ..hca import driver, gpudirect, paths, pci
 from ..hca import facts as node_facts
+from ..hca.modprobe import said
 from ..hca.modules import Catalogue
 from ..hca.seams import Seams
 from ..hca.text import is_unknown
@@ -26,11 +27,10 @@ PROVIDERS = ("ib_core", "ib_uverbs")  # OFED exports it from ib_core, Ubuntu's p
 LEGACY = "nv_peer_mem"
 OFA = "/usr/src/ofa_kernel"
 OFA_DKMS = "/var/lib/dkms/mlnx-ofed-kernel"
-NVIDIA = "10de"
 
 
 class Diagnosis(NamedTuple):
-    """verdict: a code of VERDICTS; mode: what kernel_modules acts on; sentence and action: for people."""
+    """verdict: a code for programs; mode: what kernel_modules acts on; sentence and action: for people."""
 
     verdict: str
     mode: str
@@ -39,24 +39,6 @@ class Diagnosis(NamedTuple):
     evidence: list[str]
 
 
-VERDICTS = (
-    "no-gpu",
-    "no-driver",
-    "legacy",
-    "loaded",
-    "not-needed",
-    "missing-module",
-    "wrong-kernel",
-    "version-mismatch",
-    "stub",
-    "wrong-tree",
-    "missing-symbol",
-    "crc-mismatch",
-    "stale-memory",
-    "blocked",
-    "ready",
-    "unknown",
-)
 # The module exists, is wanted and cannot load; only an operator can fix it.
 REFUSED = ("legacy", "stub", "wrong-tree", "missing-symbol", "crc-mismatch")
 
@@ -81,7 +63,7 @@ def examine(
             provider = {"module": name, "path": path, "crc": module.exports[SYMBOL]}
             break
     return {
-        "gpu": any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]),
+        "gpu": any(gpu["vendor"] == pci.NVIDIA for gpu in facts["gpus"]),
         "kernel": kernel,
         "architecture": facts["node"]["architecture"],
         "nvidia": _nvidia(tree, catalogue, seams),
@@ -136,7 +118,7 @@ def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Option
         return facts
     fact = facts["gpudirect"]
     fact["evidence"] = None
-    if any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]):
+    if any(gpu["vendor"] == pci.NVIDIA for gpu in facts["gpus"]):
         known = facts if "driver" in facts else {**facts, **node_facts.gather(tree, seams, ["driver"])}
         fact["evidence"] = examine(tree, known, seams, run if tree.live else None)
         diagnosis = diagnose(fact["evidence"])
@@ -310,11 +292,10 @@ def _outlook(evidence: dict, mode: str) -> Diagnosis:
             "Reload the RDMA driver or reboot; nvidia_peermem then loads.",
         )
     if evidence["blocked_by"]:
-        entry = evidence["blocked_by"][0]
         return _say(
             "blocked",
             mode,
-            f"nvidia_peermem would load, but {entry['path']}:{entry['line']} says '{entry['text']}'.",
+            f"nvidia_peermem would load, but {said(evidence['blocked_by'][0])}.",
             "Remove that line.",
         )
     unchecked = provider["crc"] is None or peermem["crc"] is None

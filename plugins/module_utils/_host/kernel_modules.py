@@ -6,13 +6,13 @@ import re
 
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, with_directive
-from ..hca import gpu_initiated, paths
+from ..hca import gpu_initiated, paths, pci
+from ..hca.modprobe import said
 from .gpudirect import REFUSED, Diagnosis, diagnose
 from .initramfs import mark_stale
 
 PEERMEM = "nvidia_peermem"
 PEERMEM_SOFTDEP = f"softdep {PEERMEM} pre: nvidia ib_uverbs"
-_NVIDIA = "10de"
 _NVIDIA_OPTIONS = "options nvidia"
 _DWORDS = re.compile(r"(\w+=\w*;)*\Z", re.ASCII)
 NO, AT_BOOT, NOW = "no", "at boot", "now"
@@ -69,7 +69,7 @@ def _nvidia_options(facts: dict, wanted: dict, offline: str | None, made: Plan) 
         return None
     for line in state["overridden"]:
         step = "remove the option there, or set kernel_modules_gpu_initiated: report"
-        made.finding("options of nvidia", "those for GPU-initiated RDMA in effect", f"{_where(line)}, read later", step)
+        made.finding("options of nvidia", "those for GPU-initiated RDMA in effect", f"{said(line)}, read later", step)
     dwords = {**gpu_initiated.dwords(state["foreign_dwords"]), gpu_initiated.PEER_KEY: "1"}
     whys = {each["need"]: each["why"] for way in state["ways"].values() for each in way["missing"]}
     left = {whys.get(need) for need in gpu_initiated.WAYS["ibgda"]} - {None, gpu_initiated.UNKNOWN}
@@ -109,7 +109,7 @@ def _peermem(facts: dict, wanted: dict, made: Plan) -> str:
     A setting for all nodes must not break a node without GPUs.
     """
     choice, state = wanted["gpudirect"], facts["modules"].get(PEERMEM) or {}
-    if not any(gpu["vendor"] == _NVIDIA for gpu in facts["gpus"]):
+    if not any(gpu["vendor"] == pci.NVIDIA for gpu in facts["gpus"]):
         if choice == "peermem":
             made.notes.append("kernel_modules_gpudirect is peermem, but this node has no NVIDIA GPU: nothing to load")
         return NO
@@ -148,7 +148,7 @@ def _automatic(gpudirect: dict, evidence: dict | None, diagnosis: Diagnosis | No
         loadable = diagnosis.verdict in ("loaded", "ready", "blocked") and evidence["nvidia"]["loaded"]
     if loadable:
         if state.get("blocked_by"):
-            made.notes.append(f"{PEERMEM} stays unloaded: {_where(state['blocked_by'][0])}")
+            made.notes.append(f"{PEERMEM} stays unloaded: {said(state['blocked_by'][0])}")
             return NO
         return NOW
     if diagnosis is None or diagnosis.verdict in ("unknown", "ready", "blocked"):
@@ -183,14 +183,10 @@ def _blockers(name: str, state: dict, made: Plan) -> bool:
     made.finding(
         f"module {name}",
         "loaded now and at boot",
-        "; ".join(_where(entry) for entry in state["blocked_by"]),
+        "; ".join(said(entry) for entry in state["blocked_by"]),
         f"remove that line if nothing needs it any longer (driver containers leave such files behind), or {setting}",
     )
     return True
-
-
-def _where(entry: dict) -> str:
-    return f"{entry['path']}:{entry['line']} says '{entry['text']}'"
 
 
 def _unavailable(name: str, node: dict, made: Plan) -> None:

@@ -13,7 +13,7 @@ import struct
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import plan_file, with_directive
 from ..hca import netlink, paths
-from ..hca.modprobe import CMDLINE
+from ..hca.modprobe import CMDLINE, said
 from .initramfs import mark_stale
 
 OBJECT = "RDMA netns mode"
@@ -58,7 +58,7 @@ def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, 
         made.finding(
             OBJECT,
             f"{mode} at boot",
-            f"{_where(source)}, and that file is read after {paths.OWN_MODPROBE}",
+            f"{said(source)}, and that file is read after {paths.OWN_MODPROBE}",
             "remove that line or rename the file so that it sorts before ours",
         )
     if files and override_allowed is None:
@@ -66,7 +66,7 @@ def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, 
             made.finding(
                 OBJECT,
                 f"{mode} at boot",
-                f"{_where(source)}; the file is not ours (the SR-IOV network operator writes such files)",
+                f"{said(source)}; the file is not ours (the SR-IOV network operator writes such files)",
                 "find out what owns it; then set rdma_netns_override_allowed: true to let our file win, or false to "
                 "leave the node in the mode it sets",
             )
@@ -75,10 +75,10 @@ def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, 
     if files and override_allowed is False:
         made.not_applied.append(
             f"{OBJECT} {mode}: left alone, because rdma_netns_override_allowed is false and "
-            + " and ".join(_where(source) for source in files)
+            + " and ".join(said(source) for source in files)
         )
         return False
-    made.notes.extend(f"{_where(source)}; {paths.OWN_MODPROBE} is read later and wins" for source in files)
+    made.notes.extend(f"{said(source)}; {paths.OWN_MODPROBE} is read later and wins" for source in files)
     return True
 
 
@@ -126,10 +126,6 @@ def owners(namespace: dict) -> str:
     for owner in namespace["owners"]:
         held.append(f"pid {owner['pid']} {owner['command']}" + (f" of {owner['unit']}" if owner["unit"] else ""))
     return f"namespace {namespace['inode']}: {', '.join(held) or 'no visible owner'}"
-
-
-def _where(source: dict) -> str:
-    return f"{source['path']}:{source['line']} says '{source['text']}'"
 
 
 NETLINK_RDMA = 20

@@ -5,20 +5,22 @@ Reads files only.
 
 from __future__ import annotations
 
-from ..hca import Tree, pci
+from ..hca import Tree, paths, pci
 from ..hca.netdevs import Network
 from ..hca.routes import destinations
 from ..hca.seams import Seams
-from .sriov import UNIT
 
 
 def network_info(tree: Tree, directory: str) -> dict:
-    """netdevs, routes, files (texts in Multus' directory, by name), vfs_unit (whether the VFs' unit exists)."""
+    """netdevs, routes (except default ones), files (those that Multus reads as configurations, {name: text}), vfs_unit
+    (whether the VFs' unit exists).
+    """
+    names = [name for name in tree.listdir(directory) if name.endswith((".conf", ".conflist", ".json"))]
     return {
         "netdevs": netdevs(tree),
-        "routes": routes(tree),
-        "files": files(tree, directory),
-        "vfs_unit": tree.read(UNIT) is not None,
+        "routes": [route for route in destinations(tree) if not route["destination"].endswith("/0")],
+        "files": {name: tree.read(f"{directory}/{name}") or "" for name in names},
+        "vfs_unit": tree.exists(paths.OWN_VFS_UNIT),
     }
 
 
@@ -36,14 +38,3 @@ def netdevs(tree: Tree) -> dict:
             if isinstance(known[name]["addresses"], str):
                 known[name]["addresses"] = []
     return known
-
-
-def routes(tree: Tree) -> list[dict]:
-    """IPv4 and IPv6 routes except default routes."""
-    return [route for route in destinations(tree) if not route["destination"].endswith("/0")]
-
-
-def files(tree: Tree, directory: str) -> dict:
-    """The files that Multus reads as configurations."""
-    names = [name for name in sorted(tree.listdir(directory)) if name.endswith((".conf", ".conflist", ".json"))]
-    return {name: tree.read(f"{directory}/{name}") or "" for name in names}

@@ -15,6 +15,8 @@ import struct
 import time
 from typing import Optional
 
+from .._core.programs import born
+
 ANSWERED, REFUSED, SILENT = "answered", "refused", "silent"
 _HELLO = b"gpufabric-rdma port probe"
 _EVERY = 1.0  # how often a datagram is sent again
@@ -65,7 +67,7 @@ def _background(sockets: list[socket.socket], seconds: float) -> dict:
     os.waitpid(child, 0)
     with os.fdopen(reading) as stream:
         pid = int(stream.read())
-    return {"pid": pid, "born": _born(pid)}
+    return {"pid": pid, "born": born(pid)}
 
 
 def _only(keep: set[int]) -> None:
@@ -99,16 +101,8 @@ def _answer(sockets: list[socket.socket], until: float) -> None:
 
 def stop(listener: dict) -> None:
     """End a listener, but no other process that has its PID by now."""
-    if listener["born"] and _born(listener["pid"]) == listener["born"]:
+    if listener["born"] and born(listener["pid"]) == listener["born"]:
         os.kill(listener["pid"], signal.SIGKILL)
-
-
-def _born(pid: int) -> Optional[str]:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as stream:
-            return stream.read().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
 
 
 def ask(questions: list[dict], seconds: float) -> list[dict]:

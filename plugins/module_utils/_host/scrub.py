@@ -57,10 +57,9 @@ class Scrubber:
         self.networks, self.hosts, self.prefixes, self.identifiers = {}, set(), {}, {}
         self.uuids, self.containers, self.ipv6 = {}, {}, {}
         self.replacement = {}
-        texts = list(_texts(fixture))
-        for text in texts:
+        for text in _texts(fixture):
             self._note(text)
-        self._number(texts)
+        self._number()
         self._learn_addresses(fixture)
         names = {part: "node" for part in (hostname or "", (hostname or "").partition(".")[0]) if _telling(part)}
         names.update(_private_names(fixture))
@@ -81,7 +80,7 @@ class Scrubber:
             elif kind == "ipoib":
                 self.guids.add(token.replace(":", "")[24:])
 
-    def _number(self, texts):
+    def _number(self):
         self.guids |= {f"{int(mac[:2], 16) ^ 2:02x}{mac[2:6]}fffe{mac[6:]}" for mac in self.macs}  # EUI-64
         middles = sorted({digits[-6:-2] for digits in self.macs | self.guids})
         free = (f"{number:04x}" for number in range(1, 1 << 16) if f"{number:04x}" not in set(middles))

@@ -15,11 +15,9 @@ from .._core import text
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
 from .._core.units import NIC_SANDBOX, plan_unit
-from ..hca import pci
+from ..hca import paths, pci
 
-UNIT = "/etc/systemd/system/gpufabric-rdma-vfs.service"
-SCRIPT = "/usr/local/libexec/gpufabric-rdma-vfs"
-
+UNIT, SCRIPT = paths.OWN_VFS_UNIT, paths.OWN_VFS_SCRIPT
 _UNIT = (
     HEADER
     + f"""[Unit]

@@ -49,12 +49,12 @@ def shared(wanted: str, run: Callable) -> dict:
     return {"answers": link_address(wanted), "installed": installed, "offered": offered}
 
 
-def link_address(wanted: str, tree: Optional[Tree] = None, sleep=time.sleep) -> str:
+def link_address(wanted: str) -> str:
     """The link address that answers for an address of this network, by the kernel's ARP."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         asked.sendto(b"", (wanted, 9))
-    sleep(ARP_SECONDS)
-    for line in ((tree or Tree("/")).read("/proc/net/arp") or "").splitlines()[1:]:
+    time.sleep(ARP_SECONDS)
+    for line in (Tree("/").read("/proc/net/arp") or "").splitlines()[1:]:
         words = line.split()
         if words[0] == wanted and int(words[2], 16) & ARP_COMPLETE:
             return words[3]

@@ -76,7 +76,7 @@ FILES = (
     "/etc/tmpfiles.d/gpufabric-rdma-multus.conf",
     "/usr/local/libexec/gpufabric-rdma-multus",
     "/usr/local/libexec/gpufabric-rdma-node-ready",
-    "/usr/local/libexec/gpufabric-rdma-vfs",
+    paths.OWN_VFS_SCRIPT,
     f"{CNI_BINARIES}/rdma-claim",
 )
 # Written by roles of the host layer, which a reset leaves alone.

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import time
 
+from .._core import programs
+
 PINGS = 10
 _MESSAGE = 65536
 
@@ -107,21 +109,15 @@ def run_tool(argv: list[str], limit: int):
 def end_process(pid: int, born) -> None:
     """Kill the process group, but only while it is the one we started: process ids are reused."""
     for sent, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
-        if born is None or started_at(pid) != born:
+        if born is None or programs.born(pid) != born:
             return
         try:
             os.killpg(pid, sent)
         except ProcessLookupError:
             return
         deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and started_at(pid) == born:
+        while time.monotonic() < deadline and programs.born(pid) == born:
             time.sleep(0.05)
-
-
-def started_at(pid: int):
-    """Start time of a process in ticks since boot; None if it is gone (a zombie is gone)."""
-    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 and fields[0] != "Z" else None
 
 
 def text_of(path: str) -> str:

@@ -15,6 +15,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from .._core import programs
 from .._core.files import write
 from ..hca import Tree, counters
 from ..hca.seams import Seams
@@ -176,7 +177,7 @@ def start(rounds: list[dict], options: dict, root: str = "/", modules=()) -> Non
             _work(rounds, options, Tree(root), state)
         finally:
             os._exit(0)
-    record = {"pid": child, "born": fabric.started_at(child), "modules": sorted(modules)}
+    record = {"pid": child, "born": programs.born(child), "modules": sorted(modules)}
     write(os.path.join(state, "process.json"), json.dumps(record))
 
 
@@ -210,7 +211,7 @@ def collect(wait_seconds: float, root: str = "/", clock=time) -> dict:
     record = _load(os.path.join(state, "process.json"))
     while True:
         done = _load(os.path.join(state, "done.json"))
-        alive = bool(record) and fabric.started_at(record["pid"]) == record["born"]
+        alive = bool(record) and programs.born(record["pid"]) == record["born"]
         if done or not alive or clock.monotonic() > deadline:
             break
         clock.sleep(0.2)

@@ -49,7 +49,7 @@ def state(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None) -> di
     disk = on_disk(tree, catalogue, packages["flavor"], seams)
     memory = loaded(tree, packages["flavor"])
     agree, difference = compare(disk["modules"], memory["modules"])
-    explanation = f"Loaded: {_stack(memory)}; on disk for this kernel: {_stack(disk)}; installed: {_stack(packages)}."
+    explanation = f"Loaded: {stack(memory)}; on disk for this kernel: {stack(disk)}; installed: {stack(packages)}."
     return {
         "installed": packages,
         "on_disk": disk,
@@ -59,7 +59,8 @@ def state(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None) -> di
     }
 
 
-def _stack(part: dict[str, Any]) -> str:
+def stack(part: dict[str, Any]) -> str:
+    """Flavor and version, for a message."""
     return f"{part['flavor'] or 'nothing'} {part['version'] or ''}".strip()
 
 
@@ -70,7 +71,7 @@ def installed(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
     """
     packages = _dpkg(tree)
     if packages is None and seams is not None and any(tree.exists(path) for path in RPM_DATABASES):
-        listing = seams.rpm_query()
+        listing = seams.rpm()
         packages = None if listing is None else dict(_RPM.findall(listing))
     named = _OFED_INFO.search(tree.read("/usr/bin/ofed_info") or "")
     kernel = sorted(name for name in packages or {} if _KERNEL_PACKAGES.match(name))

@@ -120,6 +120,7 @@ def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
     tree = tree.snapshot()
     candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.NCCL_CONF]
     candidates += [paths.OWN_LINKS_UNIT, paths.OWN_ROUTES_UNIT, paths.OWN_LINKS_SCRIPT]
+    candidates += [paths.OWN_VFS_UNIT, paths.OWN_VFS_SCRIPT]
     candidates += [paths.OWN_ACS_GRUB, paths.OWN_ACS_RECORD, paths.OWN_READ_REQUEST]
     candidates += [paths.OWN_NIC_RULE, paths.OWN_NIC_UNIT, paths.OWN_NIC_SCRIPT]
     system = "/etc/systemd/system"

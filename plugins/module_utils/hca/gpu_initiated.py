@@ -57,13 +57,13 @@ def state(tree: Tree, gpus: list[dict[str, Any]], lines: list[modprobe.Line]) ->
         # Foreign settings, which our line keeps.
         "foreign_dwords": foreign[_DWORDS][-1][1] if foreign[_DWORDS] else "",
         "overridden": [
-            _where(line)
+            line.as_fact()
             for option, found in foreign.items()
             for line, value in found
             if _after_ours(line) and not _good(option, value)
         ],
         "stray": [
-            _where(line)
+            line.as_fact()
             for line in lines
             if any(option in line.text for option in OPTIONS)
             and not (line.words[0] == "options" and modprobe.canonical(line.words[1]) in _NAMES)
@@ -79,10 +79,6 @@ def _settings(lines: list[modprobe.Line], option: str) -> list[tuple[modprobe.Li
     """For all names of the module, in the order of the lines."""
     found = [pair for name in _NAMES for pair in modprobe.options(lines, name, option)]
     return sorted(found, key=lambda pair: lines.index(pair[0]))
-
-
-def _where(line: modprobe.Line) -> dict[str, Any]:
-    return {"path": line.path, "line": line.line, "text": line.text}
 
 
 def _after_ours(line: modprobe.Line) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from . import node, units
+from . import modprobe, node, paths, units
 from .text import unknown
 from .tree import Tree
 
@@ -65,17 +65,10 @@ def _manager_default(tree: Tree) -> str | int:
     That is 8 MiB since systemd 250, which sets it, and since Linux 5.16, from which PID 1 inherits it. Older releases
     of both give 64 KiB, and a container passes on its manager's limit.
     """
-    files: dict[str, str] = {}
-    directories = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
-    for directory in directories:
-        for name in tree.listdir(f"{directory}/system.conf.d"):
-            if name.endswith(".conf"):
-                files.setdefault(name, f"{directory}/system.conf.d/{name}")
-    main = next((path for path in (f"{place}/system.conf" for place in directories) if tree.exists(path)), None)
-    files_in_order = ([main] if main else []) + [files[name] for name in sorted(files)]
+    main = [path for path in (f"{place}/systemd/system.conf" for place in paths.CONFIGURATION) if tree.exists(path)]
     assigned = [
         value
-        for path in files_in_order
+        for path in [*main[:1], *modprobe.effective_files(tree, "systemd/system.conf.d")]
         for key, value in units.assignments(tree.read(path) or "", "Manager")
         if key == "DefaultLimitMEMLOCK"
     ]
@@ -85,13 +78,12 @@ def _manager_default(tree: Tree) -> str | int:
     return _effective(assigned, _MIB_8 if recent else unknown(why))
 
 
-def main_pid(tree: Tree, unit: str, settings: Optional[dict[str, list[str]]] = None) -> Optional[int]:
+def main_pid(tree: Tree, unit: str, settings: dict[str, list[str]]) -> Optional[int]:
     """Main process of a running service; None if its control group has no process.
 
     A container runtime's group also holds the shims of its containers, and those outlive a restart. The main process is
     the one that PID 1 started under the name of ExecStart; of several, the youngest counts: older ones are leftovers.
     """
-    settings = units.settings(tree, unit, "Service") if settings is None else settings
     if not settings and units.fragment(tree, unit) is None:
         return None
     named = tree.read(settings["PIDFile"][-1]) if (settings.get("PIDFile") or [""])[-1] else None

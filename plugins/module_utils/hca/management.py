@@ -57,12 +57,19 @@ def ways(tree: Tree, seams: Seams, sessions: bool = True) -> Iterator[tuple[str,
 def addresses(tree: Tree, seams: Seams) -> dict[str, list[str]]:
     """{address: interfaces that have it} of both families."""
     found: dict[str, list[str]] = {}
-    for name, own in (seams.addresses() or {}).items():
+    for name, own in (*(seams.addresses() or {}).items(), *ipv6_addresses(tree).items()):
         for entry in own:
             found.setdefault(entry.partition("/")[0], []).append(name)
+    return found
+
+
+def ipv6_addresses(tree: Tree) -> dict[str, list[str]]:
+    """{interface: addresses with prefix length}; malformed rows are skipped."""
+    found: dict[str, list[str]] = {}
     for row in (line.split() for line in (tree.read("/proc/net/if_inet6") or "").splitlines()):
         try:
-            found.setdefault(str(ipaddress.IPv6Address(bytes.fromhex(row[0]))), []).append(row[5])
+            address = ipaddress.IPv6Address(bytes.fromhex(row[0]))
+            found.setdefault(row[5], []).append(f"{address}/{int(row[2], 16)}")
         except (ValueError, IndexError):
             continue
     return found

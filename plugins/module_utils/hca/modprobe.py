@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import paths
 from .tree import Tree
@@ -25,19 +25,30 @@ class Line(NamedTuple):
     text: str
     words: tuple[str, ...]
 
+    def as_fact(self) -> dict[str, Any]:
+        return {"path": self.path, "line": self.line, "text": self.text}
+
+
+def said(fact: dict[str, Any]) -> str:
+    """What a statement says and where, for a message. fact: see Line.as_fact()."""
+    return f"{fact['path']}:{fact['line']} says '{fact['text']}'"
+
 
 def canonical(name: str) -> str:
     """Module names are compared with underscores; the file of nvidia_peermem is nvidia-peermem.ko."""
     return name.replace("-", "_")
 
 
-def effective_files(tree: Tree, directories: tuple[str, ...]) -> list[str]:
-    """The *.conf files that apply, sorted by file name. On merged-/usr systems the last two directories are one."""
+def effective_files(tree: Tree, folder: str) -> list[str]:
+    """The *.conf files that apply of a folder such as modprobe.d, sorted by file name.
+
+    On merged-/usr systems the last two directories are one.
+    """
     chosen: dict[str, str] = {}
-    for directory in directories:
-        for name in tree.listdir(directory):
+    for directory in paths.CONFIGURATION:
+        for name in tree.listdir(f"{directory}/{folder}"):
             if name.endswith(".conf") and not name.startswith("."):
-                chosen.setdefault(name, f"{directory}/{name}")
+                chosen.setdefault(name, f"{directory}/{folder}/{name}")
     return [chosen[name] for name in sorted(chosen)]
 
 
@@ -62,7 +73,7 @@ def statements(tree: Tree) -> list[Line]:
     and `module_blacklist=a,b` as `blacklist a` and `blacklist b`, so that callers handle one form only.
     """
     found = []
-    for path in effective_files(tree, paths.MODPROBE_DIRECTORIES):
+    for path in effective_files(tree, "modprobe.d"):
         # Not `read`: it strips, and leading empty lines would shift the line numbers.
         content = (tree.read_bytes(path) or b"").decode("utf-8", "replace")
         for number, text in _logical_lines(content):
@@ -127,7 +138,7 @@ def loaded_at_boot(tree: Tree) -> list[tuple[str, str]]:
     in the file's name appears), and modules-load= on the kernel command line.
     """
     found: dict[tuple[str, str], None] = {}
-    files = effective_files(tree, paths.MODULES_LOAD_DIRECTORIES)
+    files = effective_files(tree, "modules-load.d")
     directory = "/etc/rdma/modules"
     files += ["/etc/modules", *(f"{directory}/{name}" for name in tree.listdir(directory) if name.endswith(".conf"))]
     for path in files:

@@ -81,9 +81,7 @@ def state(
             "builtin": builtin,
             "available": catalogue.available(name),
             "persisted": sorted(path for path, module in at_boot if module == wanted),
-            "blocked_by": [
-                {"path": line.path, "line": line.line, "text": line.text} for line in modprobe.blocks(lines, name)
-            ],
+            "blocked_by": [line.as_fact() for line in modprobe.blocks(lines, name)],
         }
     return found
 

@@ -5,7 +5,6 @@ Sources: /sys/class/net (Documentation/ABI/testing/sysfs-class-net), /proc/net/i
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Any, Optional
 
@@ -103,8 +102,8 @@ class Network:
         if self._ipv4 is None:
             return unknown("IPv4 addresses were not captured")
         if self._ipv6 is None:
-            self._ipv6 = _ipv6_addresses(self._tree)
-        return sorted(self._ipv4.get(name, [])) + self._ipv6.get(name, [])
+            self._ipv6 = management.ipv6_addresses(self._tree)
+        return sorted(self._ipv4.get(name, [])) + sorted(self._ipv6.get(name, []))
 
     def management(self) -> dict[str, str]:
         """{interface: its use by management}."""
@@ -127,17 +126,3 @@ def same_address(one: Optional[str], other: Optional[str]) -> bool:
     if len(mine) == len(its) == IPOIB:
         mine, its = mine[-GUID:], its[-GUID:]
     return bool(mine) and mine == its
-
-
-def _hex(text: str) -> bool:
-    return bool(text) and not text.strip("0123456789abcdefABCDEF")
-
-
-def _ipv6_addresses(tree: Tree) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for line in (tree.read("/proc/net/if_inet6") or "").splitlines():
-        part = line.split()
-        if len(part) == 6 and len(part[0]) == 32 and _hex(part[0]) and _hex(part[2]):
-            address = ipaddress.IPv6Address(int(part[0], 16))
-            found.setdefault(part[5], []).append(f"{address}/{int(part[2], 16)}")
-    return {name: sorted(addresses) for name, addresses in found.items()}

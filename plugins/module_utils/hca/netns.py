@@ -50,14 +50,11 @@ def running(tree: Tree) -> str:
     return unknown("ib_core has no parameter netns_mode (a kernel before 5.2)")
 
 
-def sources(tree: Tree, lines: Optional[list[modprobe.Line]] = None) -> list[dict[str, Any]]:
+def sources(lines: list[modprobe.Line]) -> list[dict[str, Any]]:
     """Everything that sets the mode at boot, weakest first: [{path, line, text, mode, ours, wins}]."""
-    lines = modprobe.statements(tree) if lines is None else lines
     found = [
         {
-            "path": line.path,
-            "line": line.line,
-            "text": line.text,
+            **line.as_fact(),
             "mode": mode_of(value),
             "ours": line.path == paths.OWN_MODPROBE,
             "wins": False,
@@ -69,17 +66,17 @@ def sources(tree: Tree, lines: Optional[list[modprobe.Line]] = None) -> list[dic
     return found
 
 
-def state(tree: Tree, lines: Optional[list[modprobe.Line]] = None, with_namespaces: bool = True) -> dict[str, Any]:
+def state(tree: Tree, lines: list[modprobe.Line]) -> dict[str, Any]:
     """The fact `subsystem`."""
     tree = tree.snapshot()
-    found = sources(tree, lines)
+    found = sources(lines)
     return {
         "ib_core_loaded": tree.isdir(f"{paths.MODULE}/ib_core"),
         "netns_mode": running(tree),
         "persisted_netns_mode": found[-1]["mode"] if found else None,
         "netns_sources": found,
         "foreign_owners": sorted({source["path"] for source in found if not source["ours"]}),
-        "namespaces": namespaces(tree) if with_namespaces else [],
+        "namespaces": namespaces(tree),
     }
 
 

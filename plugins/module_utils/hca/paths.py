@@ -10,21 +10,8 @@ PCI = "/sys/bus/pci/devices"
 MODULE = "/sys/module"
 MLX5_DEBUG = "/sys/kernel/debug/mlx5"
 
-# In the order of modprobe.d(5) and modules-load.d(5): of files with the same name the first directory wins.
-MODPROBE_DIRECTORIES = (
-    "/etc/modprobe.d",
-    "/run/modprobe.d",
-    "/usr/local/lib/modprobe.d",
-    "/usr/lib/modprobe.d",
-    "/lib/modprobe.d",
-)
-MODULES_LOAD_DIRECTORIES = (
-    "/etc/modules-load.d",
-    "/run/modules-load.d",
-    "/usr/local/lib/modules-load.d",
-    "/usr/lib/modules-load.d",
-    "/lib/modules-load.d",
-)
+# Where kmod and systemd look for configuration, in their order: of files with the same name the first directory wins.
+CONFIGURATION = ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 # systemd.unit(5), "Unit File Load Path" of the system manager.
 UNIT_DIRECTORIES = (
     "/etc/systemd/system.control",
@@ -54,6 +41,8 @@ NCCL_CONF = "/etc/nccl.conf"
 OWN_LINKS_UNIT = "/etc/systemd/system/gpufabric-rdma-links.service"
 OWN_ROUTES_UNIT = "/etc/systemd/system/gpufabric-rdma-routes.service"
 OWN_LINKS_SCRIPT = "/usr/local/libexec/gpufabric-rdma-links"
+OWN_VFS_UNIT = "/etc/systemd/system/gpufabric-rdma-vfs.service"
+OWN_VFS_SCRIPT = "/usr/local/libexec/gpufabric-rdma-vfs"
 # The boot parameter for ACS: in GRUB's drop-ins, or a record of it if grubby edits the entries.
 OWN_ACS_GRUB = "/etc/default/grub.d/gpufabric-rdma-acs.cfg"
 OWN_ACS_RECORD = "/var/lib/gpufabric-rdma/acs_parameter"

@@ -46,7 +46,7 @@ _UNASKED = dict.fromkeys((*dcb.KEYS, "pause"), unknown("the settings of NICs wer
 class Seams:
     """Each returns None if it cannot know.
 
-    modinfo: `.modinfo` fields of a zstd-compressed module file. rpm_query: installed packages, one `name
+    modinfo: `.modinfo` fields of a zstd-compressed module file. rpm: installed packages, one `name
     version-release` per line; only if an rpm database exists. addresses: IPv4 ones of the current network namespace,
     as {netdev: ["10.0.0.1/24"]}. machine: as `uname -m` prints it. routes: default routes of all tables with every next
     hop. rules: policy rules. sessions: the node's addresses at which SSH connections end. egress: the netdev by which
@@ -55,7 +55,7 @@ class Seams:
     """
 
     modinfo: Callable[[str], Optional[dict[str, str]]] = lambda path: None
-    rpm_query: Callable[[], Optional[str]] = lambda: None
+    rpm: Callable[[], Optional[str]] = lambda: None
     addresses: Callable[[], Optional[dict[str, list[str]]]] = lambda: None
     machine: Callable[[], Optional[str]] = lambda: None
     routes: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None
@@ -77,7 +77,7 @@ class Seams:
         seams.qos = dcb.read
         seams.sessions = lambda tree: ssh_addresses(tree, own_session(tree))
         seams.modinfo = lambda path: _modinfo_fields(seams._run("modinfo", "-0", path))
-        seams.rpm_query = lambda: seams._run("rpm", "-qa", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n")
+        seams.rpm = lambda: seams._run("rpm", "-qa", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n")
         return seams
 
     @classmethod
@@ -91,7 +91,7 @@ class Seams:
         sessions = mapping.get("sessions")
         return cls(
             modinfo=modinfo.get,
-            rpm_query=lambda: mapping.get("rpm"),
+            rpm=lambda: mapping.get("rpm"),
             addresses=lambda: mapping.get("addresses"),
             machine=lambda: mapping.get("machine"),
             routes=lambda: mapping.get("routes"),

@@ -34,8 +34,6 @@ class Topology:
     def __init__(self, tree: Tree):
         self._tree = tree.snapshot()
         self._chains = self._tree.once(_chains)
-        self._nodes: dict[str, int] = {}
-        self._single: Optional[bool] = None
 
     def chain(self, address: str) -> tuple[str, ...]:
         """Host bridge, bridges and the function itself, from the root down; empty if the function does not exist."""
@@ -68,10 +66,7 @@ class Topology:
         return [{"address": other, "distance": best} for other in sorted(near, key=pci.order)]
 
     def numa_node(self, address: str) -> int:
-        node = self._nodes.get(address)
-        if node is None:
-            node = self._nodes[address] = pci.numa_node(self._tree, address)
-        return node
+        return pci.numa_node(self._tree, address)
 
     def vacant(self, chain: tuple[str, ...]) -> bool:
         """Whether a bridge below this place of the tree has nothing behind it."""
@@ -88,10 +83,8 @@ class Topology:
             return True
         if -1 not in (first, second):
             return False
-        if self._single is None:
-            online = self._tree.read("/sys/devices/system/node/online")
-            self._single = online is None or online.isdecimal()
-        return self._single
+        online = self._tree.read("/sys/devices/system/node/online")
+        return online is None or online.isdecimal()
 
 
 def shared_places(one: tuple[str, ...], other: tuple[str, ...]) -> int:

@@ -15,8 +15,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     Change,
     Plan,
     Refused,
+    converge,
     failure,
-    finish,
     result,
     settle,
 )
@@ -101,8 +101,8 @@ def test_an_effect_that_is_given_up_ends_the_loop():
 def test_what_was_not_done_not_seen_or_is_worth_knowing_is_a_warning_with_the_nodes_name():
     plan = Plan(not_applied=["one"], not_verified=["two"], notes=["three"], reboot_reasons=["a reboot"])
     module, quiet = mock.Mock(), mock.Mock()
-    finish(module, plan, [], mode="shared")
-    finish(quiet, Plan(), [])
+    converge(module, dict, lambda _facts: plan, None, mode="shared")
+    converge(quiet, dict, lambda _facts: Plan(), None)
     assert module.warn.mock_calls == [mock.call(f"{os.uname().nodename}: {said}") for said in ("one", "two", "three")]
     module.exit_json.assert_called_once_with(mode="shared", **result(plan, []))
     quiet.exit_json.assert_called_once_with(**result(Plan(), []))

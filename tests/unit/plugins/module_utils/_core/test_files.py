@@ -16,10 +16,9 @@ PATH = "/etc/modprobe.d/zz.conf"
 
 @pytest.mark.parametrize(("owned", "expected"), [
     (None, ("write", "", "new\n")),
-    ({"mode": "0644", "content": "old"}, ("write", "old\n", "new\n")),
-    ({"mode": "0600", "content": "new"}, ("mode", "0600", "0644")),
+    ({"mode": "0644", "content": "old\n"}, ("write", "old\n", "new\n")),
+    ({"mode": "0600", "content": "new\n"}, ("mode", "0600", "0644")),
     ({"mode": "0644", "content": "new\n"}, None),
-    ({"mode": "0644", "content": "new"}, None),
 ])  # fmt: skip
 def test_what_is_planned(owned, expected):
     made = Plan()

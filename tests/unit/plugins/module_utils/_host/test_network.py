@@ -11,6 +11,7 @@ import time
 import types
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import programs
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import enabled
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall, nic_settings, reach
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import plan, script
@@ -587,7 +588,7 @@ def wait_for(done):
 
 def test_a_listener_ends_at_its_deadline(listening):
     pid = listening([port("tcp")], 0.3)["listener"]["pid"]
-    assert wait_for(lambda: not os.path.exists(f"/proc/{pid}") or reach._born(pid) is None)
+    assert wait_for(lambda: not os.path.exists(f"/proc/{pid}") or programs.born(pid) is None)
 
 
 def test_no_other_process_is_ended():

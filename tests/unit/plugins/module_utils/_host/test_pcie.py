@@ -46,7 +46,7 @@ def outcome(made):
 
 WRITE, RECORD = (OWN_ACS_GRUB, "write"), (OWN_ACS_RECORD, "write")
 SET, UNSET, REMOVE = (MENU, "set"), (MENU, "unset"), (OWN_ACS_GRUB, "remove")
-EMPTIED = {OWN_ACS_GRUB: {"mode": "0644", "content": HEADER}}
+EMPTIED = {OWN_ACS_GRUB: {"mode": "0644", "content": f"{HEADER}\n"}}
 
 
 @pytest.mark.parametrize(("there", "wanted", "changes", "reboot"), [

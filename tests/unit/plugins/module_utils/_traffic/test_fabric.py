@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import programs
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric, rounds
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -225,7 +226,7 @@ def test_the_process_outlives_the_call_and_is_ended_with_its_tests(tmp_path, scr
     options = {**OPTIONS, "round_seconds": 60, "tool": script("slow", "exec sleep 60")}
     rounds.start(part("server", made("one", 18955)), options, str(tmp_path), {"ib_core"})
     record = json.loads((tmp_path / rounds.STATE / "process.json").read_text())
-    assert fabric.started_at(record["pid"]) == record["born"]
+    assert programs.born(record["pid"]) == record["born"]
     found = rounds.collect(1, str(tmp_path))
     assert found == {"results": [], "error": "no end within 1 s", "modules": ["ib_core"]}
     os.waitpid(record["pid"], 0)

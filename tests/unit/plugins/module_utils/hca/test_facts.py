@@ -195,7 +195,7 @@ def test_programs_are_asked_in_their_machine_readable_form(tmp_path, monkeypatch
     monkeypatch.setattr(seams, "_PATH", f"{tmp_path}:/usr/bin:/bin")
     live = Seams.live()
     assert live.modinfo("/x.ko.zst") == {"filename": "/x.ko.zst", "version": "1=2", "alias": "a"}
-    assert (live.modinfo("/other.ko.zst"), live.rpm_query()) == (None, "rdma-core 48.0-1.el9\n")
+    assert (live.modinfo("/other.ko.zst"), live.rpm()) == (None, "rdma-core 48.0-1.el9\n")
     assert live.forks == 3
     assert live._run("no-such-program") is None
 

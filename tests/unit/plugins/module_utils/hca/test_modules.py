@@ -21,8 +21,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
 
 
 def test_files_are_sorted_by_name_and_of_one_name_the_first_directory_wins(node):
-    for directory in reversed(paths.MODPROBE_DIRECTORIES):
-        node.write(f"{directory}/x.conf", f"options a from={directory}")
+    for directory in reversed(paths.CONFIGURATION):
+        node.write(f"{directory}/modprobe.d/x.conf", f"options a from={directory}")
     node.write("/usr/lib/modprobe.d/z.conf", "options a n=3")
     node.write("/run/modprobe.d/a.conf", "options a n=1")
     node.write("/etc/modprobe.d/ignored.txt", "options a n=9").write("/etc/modprobe.d/.hidden.conf", "options a n=9")
