@@ -121,8 +121,11 @@ _NAMESPACE = re.compile(_LABEL)
 _DIRECTORY = re.compile(r"(?:/[A-Za-z0-9._+@-]+)+/?|/")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]-]*")
+_SERVER = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
+_URL = re.compile(r"https://[^/]+")
 _DIRECTORY_WANTED = "an absolute path of letters, digits and . _ + @ -"
 _IMAGE_WANTED = "an image reference"
+_URL_WANTED = "a URL such as https://192.0.2.10:6443, or nothing"
 
 
 # Variables that end up in a file, a command or an object, and the form of their values.
@@ -150,6 +153,9 @@ _TEXTS = (
     ("verification_image", _IMAGE, _IMAGE_WANTED),
     ("device_plugin_metrics_address", _ADDRESS, "an address and a port, or :PORT"),
     ("multus_api_server", _ADDRESS, "an address and a port"),
+    ("flannel_api_server", _SERVER, "an address and a port"),
+    ("device_plugin_api_server", _URL, _URL_WANTED),
+    ("node_ready_api_server", _URL, _URL_WANTED),
 )
 
 
