@@ -349,23 +349,19 @@ def wait_arguments(item: dict) -> list[str]:
 
 
 def satisfied(item: dict, live: Iterable[dict]) -> bool:
-    """Whether objects just read already meet the condition, so no further call is needed."""
+    """Whether objects just read already meet the condition; kubectl is asked about kinds by another word."""
     named = {
         (thing["kind"].lower(), thing["metadata"].get("namespace") or "", thing["metadata"]["name"]): thing
         for thing in live
     }
     for resource in item["resource"].split():
         kind, _slash, name = resource.partition("/")
-        thing = named.get((_KINDS.get(kind, kind), item.get("namespace") or "", name))
+        thing = named.get((kind, item.get("namespace") or "", name))
         if thing is None or not _meets(thing, item["until"]):
             return False
     return True
 
 
-_KINDS = {
-    "ds": "daemonset", "daemonsets": "daemonset", "deploy": "deployment", "deployments": "deployment",
-    "crd": "customresourcedefinition", "crds": "customresourcedefinition",
-}  # fmt: skip
 # The fields of a status that have to equal the number of wanted pods.
 _ROLLED_OUT = {
     "DaemonSet": ("updatedNumberScheduled", "numberAvailable"),
