@@ -39,7 +39,10 @@ def page(document: dict, title: str = "RDMA report") -> str:
             level=level,
             headline=headline,
             tiles=_tiles(judged, document),
-            marks=[_mark(node) for node in sorted(judged, key=lambda node: natural(node["host"]))],
+            marks=[
+                {**node, "said": ", ".join(note for _level, note in node["notes"]) or _WORDS[OK]}
+                for node in sorted(judged, key=lambda node: natural(node["host"]))
+            ],
             fixes=_fixes(judged),
             nodes=_nodes(judged),
             bandwidth=heat.section(document.get("matrix"), anchors),
@@ -142,11 +145,6 @@ def _cluster_tile(judged: list[dict]) -> list[dict]:
     if not checks or any(item["id"].startswith("cluster:") for item in checks):
         return []
     return [_tile("Cluster", OK, "no cluster layer", "these nodes were verified without k3s and pods")]
-
-
-def _mark(node: dict) -> dict:
-    said = ", ".join(note for _level, note in node["notes"]) or _WORDS[OK]
-    return {"host": node["host"], "anchor": node["anchor"], "level": node["level"], "said": said}
 
 
 # --- what to fix -----------------------------------------------------------------------------------------------------
