@@ -54,7 +54,7 @@ def plan(cluster: dict, nodes: list[dict], options: dict) -> dict:
     # The test pods ask for no GPU.
     planned = matrix_plan.plan_pods(ends, base_ports, {**options, "cuda": False})
     for host, reason in cluster["plan"]["left_out"].items():
-        planned["alone"] += [_without(end, reason) for end in on_host.values() if end["host"] == host]
+        planned["alone"] += [matrix_plan.without(end, reason) for end in on_host.values() if end["host"] == host]
     return planned
 
 
@@ -91,7 +91,3 @@ def _end(pod: dict, rail: dict, known: dict, answer, why: str) -> dict:
         "networks": {str(net.cidr) if net else network: own["ip"]},
         "gids": {own["ip"]: own["gid"]},
     }
-
-
-def _without(end: dict, reason: str) -> dict:
-    return {**{key: end[key] for key in ("host", "rail", "hca", "port")}, "memory": "host", "reason": reason}

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from .._core import fleet
 from .._core.rails import dra_rails, network_rails
 from .._preflight import fabric_plan
 
@@ -38,6 +39,15 @@ def of_play(hosts: list[dict], read: dict, variables: dict) -> Cluster:
         masters=variables["networks_default_route_masters"],
         fabric_allowed=variables["flannel_fabric_allowed"],
     )
+
+
+def places(known: list[dict]) -> list[dict]:
+    """Input for planning pods on the nodes whose networks were read. known: node and cni, what cni_lint returned."""
+    return [
+        host_of(of_host["node"], of_host.get("cni"))
+        for of_host in known
+        if of_host["node"]["read"].get("networks") and not fleet.failure(of_host.get("cni"))
+    ]
 
 
 def host_of(node: dict, cni: dict | None = None) -> dict:
