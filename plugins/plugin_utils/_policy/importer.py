@@ -34,13 +34,11 @@ _IMAGE_FIELDS = {
     "imagePullSecrets": "nodes take images from the bundle folder, not with a secret of the cluster",
     "containerResources": "the roles set the resources of their pods",
 }
+_OF_CONTAINER = ("startupProbe", "livenessProbe", "readinessProbe", "terminationGracePeriodSeconds")
 _DRIVER_FIELDS = {
     "env": "settings of the driver container",
     "upgradePolicy": "gpufabric.rdma.upgrade_driver drains and reboots, on consent (driver_*_allowed, reboot_allowed)",
-    "startupProbe": "there is no driver container",
-    "livenessProbe": "there is no driver container",
-    "readinessProbe": "there is no driver container",
-    "terminationGracePeriodSeconds": "there is no driver container",
+    **dict.fromkeys(_OF_CONTAINER, "there is no driver container"),
     "forcePrecompiled": "packages come from the driver's repository",
     "certConfig": "the node's own certificates are used",
     "repoConfig": "set driver_repository_url for a mirror",
