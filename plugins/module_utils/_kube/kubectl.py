@@ -133,7 +133,7 @@ def as_list(objects: list[dict]) -> str:
 
 
 def of_each(ask: Callable, items: list, silent: Callable, at_once: int) -> list:
-    """ask(item) of each, in parallel; silent(reason) once the API server is silent: the others do not wait that long."""
+    """ask(item) of each, in parallel; silent(reason) once the API server is silent, so that the others do not wait."""
     answered: list = []
 
     def one(item):
