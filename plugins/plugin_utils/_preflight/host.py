@@ -631,10 +631,11 @@ def failure_text(findings: list[dict], hosts: list[str]) -> tuple[str, str]:
 def plan_text(results, check_mode: bool = False) -> str:
     """What the run will do, for all hosts; hosts with the same plan share a block."""
     lines = ["Plan" + (" (check mode: none of it is applied)" if check_mode else "")]
-    for hosts, (changes, reasons, notes, driver) in core_text.alike(
-        (result["host"], (_plan_rows(result), result["reboot_reasons"], result["notes"], result.get("driver")))
-        for result in results
-    ):
+    shapes = []
+    for result in results:
+        rows = [(item["object"], item["action"], item["why"]) for item in result["plan"]]
+        shapes.append((result["host"], (rows, result["reboot_reasons"], result["notes"], result.get("driver"))))
+    for hosts, (changes, reasons, notes, driver) in core_text.alike(shapes):
         lines.append(
             f"  {core_text.of_nodes(hosts)}: "
             + (core_text.count(len(changes), "change") if changes else "nothing to change")
@@ -645,7 +646,3 @@ def plan_text(results, check_mode: bool = False) -> str:
         lines += [f"    reboot needed: {reason}" for reason in reasons]
         lines += [f"    note: {note}" for note in notes]
     return "\n".join(lines)
-
-
-def _plan_rows(result) -> list[tuple]:
-    return [(item["object"], item["action"], item["why"]) for item in result["plan"]]

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from ...module_utils._core.text import clean, count
 from ...module_utils.hca.text import natural
+from .._core.rails import is_active, rail_states
 from . import heat, judge, maps
 from .judge import BAD, OK, OPEN
 
@@ -174,7 +175,7 @@ def _node(node: dict, opened: bool) -> dict:
     shown = {
         **{key: node[key] for key in ("host", "anchor", "level", "notes", "tally", "active")},
         "opened": opened,
-        "rails": [judge.is_active(port) for _rail, port in node["rails"]],
+        "rails": [is_active(port) for _rail, port in node["rails"]],
         "slow": len(node["slow"]),
         "troubled": _troubled(node["checks"]),
         "passed": [
@@ -234,7 +235,7 @@ def _facts(facts: dict) -> tuple:
 
 
 def _ports(facts: dict) -> list[tuple]:
-    rails = {(rail["hca"], rail["port"]): rail for rail, _found in judge.rail_states(facts)}
+    rails = {(rail["hca"], rail["port"]): rail for rail, _found in rail_states(facts)}
     names = maps.gpu_names(facts)
     return [
         _port(hca, port, rails.get((hca["name"], port["number"])), names)
@@ -247,7 +248,7 @@ def _ports(facts: dict) -> list[tuple]:
 def _port(hca: dict, port: dict, rail: Any, names: dict) -> tuple:
     function = hca.get("pci") or {}
     able = maps.slow_link(function)
-    level = OK if judge.is_active(port) else BAD if rail else "off"
+    level = OK if is_active(port) else BAD if rail else "off"
     nearest = [rail] if rail and rail.get("gpu") else hca.get("nearest_gpus") or []
     gpus = [
         (names.get(address, address), near.get("distance"))

@@ -59,11 +59,10 @@ def host_of(node: dict, cni: dict | None = None) -> dict:
     facts = node["facts"] if "facts" in node else node["read"]["ansible_facts"]["rdma"]
     plan = fabric_plan.of(variables["fabric_plan"])
     rails = [{**rail, "traffic_class": fabric_plan.side(plan, rail["link_layer"])} for rail in network_rails(facts)]
-    served = [variables[f"device_plugin_{name}"] for name in ("resources", "api", "dra_rails")]
     return {
         "host": node["host"],
         "rails": rails,
-        "dra_rails": list(dra_rails(served[0], facts, *served[1:])),
+        "dra_rails": list(dra_rails(variables, facts)),
         **{key: networks[key] for key in ("netdevs", "routes", "files", "tools")},
         **({} if cni is None else {"cni": cni}),
     }
