@@ -21,11 +21,7 @@ def pods(cluster: Cluster) -> dict:
         return {"namespace": cluster.namespace, "objects": [], "pods": [], "left_out": left_out}
     # Pods of the user and GPU pods are not measured.
     plan = test_pods.plan(cluster._replace(pod_name=None, gpu_class=None))
-    chosen = [pod for pod in plan["pods"] if _needed(pod, plan["pods"])]
-    names = {pod["name"] for pod in chosen}
-    of_pods = ("Pod", "ResourceClaimTemplate")
-    kept = [item for item in plan["objects"] if item["kind"] not in of_pods or item["metadata"]["name"] in names]
-    return {**plan, "pods": chosen, "objects": kept}
+    return test_pods.only(plan, {pod["name"] for pod in plan["pods"] if _needed(pod, plan["pods"])})
 
 
 def _needed(pod: dict, every: list[dict]) -> bool:
