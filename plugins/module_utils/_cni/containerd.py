@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+from collections.abc import Iterable
 from typing import Optional
 
 from ..hca import Tree
@@ -130,12 +131,7 @@ def cni(texts: list[str]) -> dict:
 
 def sandbox_image(texts: list[str]) -> Optional[str]:
     """The image of every pod's sandbox, which is on each node that runs pods; None if the files set none."""
-    found = None
-    for text in texts:
-        named = tables(text)
-        for table, key in _SANDBOX:
-            found = named.get(table, {}).get(key) or found
-    return found if isinstance(found, str) else None
+    return _last(texts, _SANDBOX, str)
 
 
 def tools(tree: Tree) -> dict:
@@ -147,9 +143,10 @@ def tools(tree: Tree) -> dict:
 
 def cdi(texts: list[str]) -> Optional[bool]:
     """Whether the files switch CDI on or off; None for containerd's default, which is on since 2.0 and off before."""
-    found = None
-    for text in texts:
-        named = tables(text)
-        for table in _CDI:
-            found = named.get(table, {}).get("enable_cdi", found)
-    return found if isinstance(found, bool) else None
+    return _last(texts, [(table, "enable_cdi") for table in _CDI], bool)
+
+
+def _last(texts: list[str], places: Iterable[tuple[str, str]], kind: type):
+    """The last value of this kind that a file sets in one of these places (table, key); None without one."""
+    values = [named.get(table, {}).get(key) for named in map(tables, texts) for table, key in places]
+    return next((value for value in reversed(values) if isinstance(value, kind)), None)

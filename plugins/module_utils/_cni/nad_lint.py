@@ -224,14 +224,18 @@ def master_of(config: dict, node: dict | None = None):
     return known.get(address if address.count(":") == 2 else f"0000:{address}")
 
 
-def type_and_master(network, host: str) -> tuple:
-    """(type, master) of a network on a host; None if its configuration does not say."""
+def config_on(network, host: str) -> dict:
+    """The configuration of a network on a host; empty if there is none that can be read."""
     text = (network["configs"].get(host) or network["configs"].get("")) if network else None
     try:
-        config = json.loads(text) if text else {}
+        return json.loads(text) if text else {}
     except ValueError:
-        return None, None
-    main = _whole(config)
+        return {}
+
+
+def type_and_master(network, host: str) -> tuple:
+    """(type, master) of a network on a host; None if its configuration does not say."""
+    main = _whole(config_on(network, host))
     return main.get("type"), master_of(main)
 
 

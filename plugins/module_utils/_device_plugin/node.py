@@ -369,7 +369,9 @@ class Installer:
                 (self._install_code if change.object == CODE else self._install_venv)()
                 yield change
         for change in config:
-            self._config(change)
+            apply_file(self.root, change)
+            if change.action == "remove" and change.object == CONFIG:
+                os.rmdir(os.path.dirname(under(self.root, CONFIG)))
             yield change
         # The unit is the last file: systemd never sees one whose program or config is missing.
         starting = any(change.object == OBJECT and change.action in ("start", "restart") for change in changes)
@@ -396,11 +398,6 @@ class Installer:
                 f"unit {unit}", "stopped", said, f"stop it by hand (systemctl stop {unit}) and run again"
             )
         return change
-
-    def _config(self, change: Change) -> None:
-        apply_file(self.root, change)
-        if change.action == "remove" and change.object == CONFIG:
-            os.rmdir(os.path.dirname(under(self.root, CONFIG)))
 
     def _install_code(self) -> None:
         source = os.path.join(self.staged, os.path.basename(CODE))

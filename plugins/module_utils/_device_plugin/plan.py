@@ -146,11 +146,8 @@ def _credential(state: dict, wanted: dict | None, made: Plan) -> None:
             "once it has"
         )
         return
-    plan_text(made, KUBECONFIG, state["kubeconfig"], kubeconfig({**cluster, **_server(wanted)}))
-
-
-def _server(wanted: dict) -> dict:
-    return {"server": wanted["server"]} if wanted["server"] else {}
+    reached = {**cluster, "server": wanted["server"] or cluster["server"]}
+    plan_text(made, KUBECONFIG, state["kubeconfig"], kubeconfig(reached))
 
 
 def kubeconfig(cluster: dict) -> str:

@@ -24,17 +24,11 @@ def capabilities(kubectl: Kubectl) -> dict:
     An API server silently drops fields of a gate that is off.
     """
     version = json.loads(kubectl.output("an answer to /version", "get", "--raw=/version"))["gitVersion"]
-    infos = {
-        item["metadata"]["name"]: (item.get("status") or {}).get("nodeInfo", {}) for item in kubectl.items("nodes")
-    }
-    nodes = {
-        name: {
-            "kubelet": info.get("kubeletVersion") or "",
-            "runtime": info.get("containerRuntimeVersion") or "",
-            "system_uuid": info.get("systemUUID") or "",
-        }
-        for name, info in infos.items()
-    }
+    names = {"kubelet": "kubeletVersion", "runtime": "containerRuntimeVersion", "system_uuid": "systemUUID"}
+    nodes = {}
+    for item in kubectl.items("nodes"):
+        info = (item.get("status") or {}).get("nodeInfo", {})
+        nodes[item["metadata"]["name"]] = {name: info.get(field) or "" for name, field in names.items()}
     code, out, error = kubectl.apply(_probes(), "--dry-run=server", "--force-conflicts", "--output=json")
     if code and "no matches for kind" in error:
         return {"version": version, "served": False, "gates": {}, "nodes": nodes}
@@ -152,16 +146,9 @@ def hcas(cluster: dict, node: str) -> list[dict]:
     for device in ours(cluster, node):
         rail = attribute(device, "rail")
         name = None if rail is None else dra.class_of(rail)
-        hca = offered.setdefault(
-            (attribute(device, "name") or device["name"], rail),
-            {
-                "hca": attribute(device, "name") or device["name"],
-                "rail": rail,
-                "class": name if name in cluster["classes"] else None,
-                "devices": 0,
-                "taints": [],
-            },
-        )
+        hca_name = attribute(device, "name") or device["name"]
+        known = {"hca": hca_name, "rail": rail, "class": name if name in cluster["classes"] else None}
+        hca = offered.setdefault((hca_name, rail), {**known, "devices": 0, "taints": []})
         hca["devices"] += 1
         hca["taints"] = list(dict.fromkeys([*hca["taints"], *device["taints"]]))
     return list(offered.values())

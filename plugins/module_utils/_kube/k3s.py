@@ -19,7 +19,7 @@ from .._k3s import state as k3s_state
 from .._k3s.config import DATA
 from ..hca.tree import Tree
 from . import ownership
-from .kubectl import OF_K3S, POLL_SECONDS, Kubectl, KubectlError
+from .kubectl import OF_K3S, POLL_SECONDS, Kubectl, KubectlError, conditions
 
 PATIENCE = 20  # seconds
 _UUIDS = '{range .items[*]}{.metadata.name} {.status.nodeInfo.systemUUID}{"\\n"}{end}'
@@ -117,14 +117,14 @@ def against(nodes: list[dict], etcd: Optional[dict], name: str, left: str = "", 
     """
     findings = _own(nodes, name, left, ready)
     for node in nodes:
-        meta, conditions = node["metadata"], _conditions(node)
+        meta, told = node["metadata"], conditions(node)
         if not set(_SERVER) & set(meta.get("labels") or {}):
             continue
         # Not Ready itself is no reason: before the pod network no node is Ready, and a kubelet that reports it is up.
-        if conditions.get("Ready") == "Unknown":
+        if told.get("Ready") == "Unknown":
             findings.append(Finding(f"server {meta['name']}", "a kubelet that reports", "no report for a while", _BACK))
         # k3s sets it for each member.
-        if conditions.get("EtcdIsVoter", "True") != "True":
+        if told.get("EtcdIsVoter", "True") != "True":
             findings.append(Finding(f"server {meta['name']}", "a voting member of etcd", "not one now", _BACK))
     return findings + _etcd(nodes, etcd)
 
@@ -160,11 +160,7 @@ def _etcd(nodes: list[dict], etcd: Optional[dict]) -> list[Finding]:
 
 
 def is_ready(nodes: list[dict], name: str) -> bool:
-    return any(node["metadata"]["name"] == name and _conditions(node).get("Ready") == "True" for node in nodes)
-
-
-def _conditions(node: dict) -> dict[str, str]:
-    return {row["type"]: row["status"] for row in (node.get("status") or {}).get("conditions") or ()}
+    return any(node["metadata"]["name"] == name and conditions(node).get("Ready") == "True" for node in nodes)
 
 
 def wait(

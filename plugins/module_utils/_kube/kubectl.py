@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from .._core.change import Finding, Refused
 
@@ -106,6 +108,11 @@ def parse_items(text: str) -> list[dict]:
     return document.get("items") or [] if document.get("kind", "").endswith("List") else [document]
 
 
+def conditions(item: dict) -> dict[str, str]:
+    """{type: status} of an object's conditions."""
+    return {row["type"]: row["status"] for row in (item.get("status") or {}).get("conditions") or ()}
+
+
 def whole_json(words, text: str) -> bool:
     """Whether the JSON output is complete. A real answer is never empty: see Kubectl.existing()."""
     if "--output=json" not in words:
@@ -123,6 +130,21 @@ def _is_anchor(item: dict) -> bool:
 def as_list(objects: list[dict]) -> str:
     """The objects as one document for kubectl's standard input."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+
+
+def of_each(ask: Callable, items: list, silent: Callable, at_once: int) -> list:
+    """ask(item) of each, in parallel; silent(reason) once the API server is silent, so that the others do not wait."""
+    answered: list = []
+
+    def one(item):
+        try:
+            return answered[0] if answered else ask(item)
+        except Unreachable as nobody:
+            answered.append(silent(nobody.reason))
+            return answered[0]
+
+    with ThreadPoolExecutor(max_workers=at_once) as pool:
+        return list(pool.map(one, items))
 
 
 # --- the client -------------------------------------------------------------------------------------------------------

@@ -66,23 +66,16 @@ def plan(seen: list[dict], options: dict) -> Plan:
         if replaced == name and not item["owner"]:
             continue
         obj = f"DaemonSet {name}"
+        wanted, seen = "no other RDMA device plugin", f"image {item['image']}"
         if item["owner"]:
-            made.finding(
-                obj,
-                "no other RDMA device plugin",
-                f"image {item['image']}, managed by {item['owner']}",
-                f"remove the plugin from {item['owner']}, which would recreate the DaemonSet, and run again",
-            )
+            step = f"remove the plugin from {item['owner']}, which would recreate the DaemonSet, and run again"
+            made.finding(obj, wanted, f"{seen}, managed by {item['owner']}", step)
         elif item["ours"] or allowed:
-            made.change(obj, "delete", f"image {item['image']}", "")
+            made.change(obj, "delete", seen, "")
         elif allowed is None:
-            made.finding(
-                obj,
-                "no other RDMA device plugin",
-                f"image {item['image']}",
-                "set device_plugin_migrate_allowed: true to delete it first (running pods keep their devices, new ones "
-                "wait a few seconds), or false to leave it",
-            )
+            step = "set device_plugin_migrate_allowed: true to delete it first (running pods keep their devices, new "
+            step += "ones wait a few seconds), or false to leave it"
+            made.finding(obj, wanted, seen, step)
         else:
-            made.not_applied.append(f"{obj} (image {item['image']}) stays: device_plugin_migrate_allowed is false")
+            made.not_applied.append(f"{obj} ({seen}) stays: device_plugin_migrate_allowed is false")
     return made

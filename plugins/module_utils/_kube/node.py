@@ -63,16 +63,14 @@ class Node:
             if change.action == "drain":
                 self._drain()
             else:
-                self._patch(*_PATCHES[change.action])
+                patch, wanted = _PATCHES[change.action]
+                words = ("--type=merge", f"--field-manager={MANAGER}", f"--patch={json.dumps(patch)}")
+                self._kubectl.output(f"node {self._name} {wanted}", "patch", "node", self._name, *words)
             yield change
 
     def _pods(self) -> list[str]:
         here = self._kubectl.items("pods", "--all-namespaces", f"--field-selector=spec.nodeName={self._name}")
         return sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in here if _leaves(pod))
-
-    def _patch(self, patch: dict, wanted: str) -> None:
-        words = ("--type=merge", f"--field-manager={MANAGER}", f"--patch={json.dumps(patch)}")
-        self._kubectl.output(f"node {self._name} {wanted}", "patch", "node", self._name, *words)
 
     def _drain(self) -> None:
         words = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={self._timeout}s")

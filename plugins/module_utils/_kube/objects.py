@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .._core.change import Change, Finding, Plan
-from .kubectl import MANAGER
+from .kubectl import MANAGER, conditions
 from .ownership import OWNER_LABEL, applied, labelled, manager_names, managers, ours
 
 # Deleting these would delete foreign things: the node, a namespace's content, all objects of the kind.
@@ -349,23 +349,19 @@ def wait_arguments(item: dict) -> list[str]:
 
 
 def satisfied(item: dict, live: Iterable[dict]) -> bool:
-    """Whether objects just read already meet the condition, so no further call is needed."""
+    """Whether objects just read already meet the condition; kubectl is asked about kinds by another word."""
     named = {
         (thing["kind"].lower(), thing["metadata"].get("namespace") or "", thing["metadata"]["name"]): thing
         for thing in live
     }
     for resource in item["resource"].split():
         kind, _slash, name = resource.partition("/")
-        thing = named.get((_KINDS.get(kind, kind), item.get("namespace") or "", name))
+        thing = named.get((kind, item.get("namespace") or "", name))
         if thing is None or not _meets(thing, item["until"]):
             return False
     return True
 
 
-_KINDS = {
-    "ds": "daemonset", "daemonsets": "daemonset", "deploy": "deployment", "deployments": "deployment",
-    "crd": "customresourcedefinition", "crds": "customresourcedefinition",
-}  # fmt: skip
 # The fields of a status that have to equal the number of wanted pods.
 _ROLLED_OUT = {
     "DaemonSet": ("updatedNumberScheduled", "numberAvailable"),
@@ -376,13 +372,11 @@ _ROLLED_OUT = {
 def _meets(thing: dict, until: str) -> bool:
     status = thing.get("status") or {}
     if until != "rollout":
-        wanted = until.partition("condition=")[2]
-        return any(entry["type"] == wanted and entry["status"] == "True" for entry in status.get("conditions") or [])
+        return conditions(thing).get(until.partition("condition=")[2]) == "True"
     counts = _ROLLED_OUT.get(thing["kind"])
     if counts is None or status.get("observedGeneration") != thing["metadata"].get("generation"):
         return False
+    pods = status.get("desiredNumberScheduled", 0)
     if thing["kind"] == "Deployment":
         pods = thing["spec"].get("replicas", 1)
-    else:
-        pods = status.get("desiredNumberScheduled", 0)
     return pods > 0 and all(status.get(count, 0) == pods for count in counts)

@@ -75,15 +75,12 @@ links() {{ ip -o -d link show 2>/dev/null || ip -o link show; }}
 # The only variable read from a user's environment; not a secret.
 environment() {{ if [ -n "${{NCCL_IB_GID_INDEX+set}}" ]; then echo "NCCL_IB_GID_INDEX=$NCCL_IB_GID_INDEX"; fi; }}
 resolve() {{
-    if command -v getent >/dev/null; then getent hosts "$1"; else nslookup "$1"; fi
+    if command -v getent >/dev/null; then getent "${{2:-hosts}}" "$1"; else nslookup "$1"; fi
 }}
 # A pod's name is known once its endpoint is, and that it was unknown is remembered for some seconds.
-addresses_of() {{
-    if command -v getent >/dev/null; then getent ahosts "$1"; else nslookup "$1"; fi
-}}
 peer() {{
     tries=0
-    until addresses_of "$1"; do
+    until resolve "$1" ahosts; do
         code=$?
         tries=$((tries + 1))
         if [ "$code" = 127 ] || [ "$tries" = 10 ]; then return "$code"; fi

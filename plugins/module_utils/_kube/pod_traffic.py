@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from .._traffic import fabric
 from . import pods as kube_pods
-from .kubectl import Kubectl, Unreachable, last_words, lost
+from .kubectl import Kubectl, last_words, lost, of_each
 
 _PATIENCE = 10
 _TRIES = 3
@@ -25,17 +24,7 @@ def send_all(kubectl: Kubectl, namespace: str, tests: list[dict], params: dict, 
 
     params: seconds (a bandwidth test sends), limit (seconds for one test).
     """
-    silent: list[dict] = []
-
-    def one(test):
-        try:
-            return silent[0] if silent else _send_twice(kubectl, namespace, test, params)
-        except Unreachable as nobody:
-            silent.append(_unknown(nobody.reason))
-            return silent[0]
-
-    with ThreadPoolExecutor(max_workers=at_once) as pool:
-        return list(pool.map(one, tests))
+    return of_each(lambda test: _send_twice(kubectl, namespace, test, params), tests, _unknown, at_once)
 
 
 def _send_twice(kubectl: Kubectl, namespace: str, test: dict, params: dict) -> dict:

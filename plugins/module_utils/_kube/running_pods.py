@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from .._core.change import Refused
 from . import dra, ownership, pod_probe, pod_traffic
 from . import pods as kube_pods
-from .kubectl import Kubectl, KubectlError, Unreachable, last_words, lost
+from .kubectl import Kubectl, KubectlError, Unreachable, conditions, last_words, lost, of_each
 
 # Waiting reasons that never resolve.
 UNRECOVERABLE = (
@@ -41,12 +40,9 @@ def state(item: dict, events: list[dict]) -> dict:
         for event in events
         if event.get("type") == "Warning" and (event.get("involvedObject") or {}).get("name") == name
     ]
-    ready = any(
-        condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions") or []
-    )
     return {
         "phase": status.get("phase") or "Unknown",
-        "ready": ready,
+        "ready": conditions(item).get("Ready") == "True",
         "reasons": list(dict.fromkeys(reasons + warned[-2:])),
         "status": ((item["metadata"].get("annotations") or {}).get(kube_pods.STATUS)),
         "ip": status.get("podIP"),
@@ -103,18 +99,11 @@ def ask(
 
     resolve: a Service's name that every pod looks up. peers: {pod: name of another pod that it looks up}.
     """
-    silent: list[str] = []
 
     def one(name):
-        try:
-            return silent[0] if silent else _ask(kubectl, namespace, name, resolve, (peers or {}).get(name, ""))
-        except Unreachable as nobody:
-            # The other pods do not wait that long.
-            silent.append(pod_probe.unanswered(nobody.reason))
-            return silent[0]
+        return _ask(kubectl, namespace, name, resolve, (peers or {}).get(name, ""))
 
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        return dict(zip(names, pool.map(one, names)))
+    return dict(zip(names, of_each(one, names, pod_probe.unanswered, at_once=4)))
 
 
 def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str, peer: str) -> str:

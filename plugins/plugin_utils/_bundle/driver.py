@@ -1,7 +1,6 @@
 """The HCA driver in a bundle folder: doca-host, a package with a whole repository in it. Pure."""
 
 import functools
-import json
 
 from ...module_utils._bundle.lock import DRIVER
 from ...module_utils._core.change import Finding
@@ -68,22 +67,8 @@ def findings(variables: dict, node: dict, bundle: dict | None, lock: dict) -> li
     distribution, architecture = driver_packages.distribution(node), driver_packages.architecture(node)
     rows = [row for row in (bundle or {}).get("files") or [] if row.get("name") == DRIVER]
     others = sorted(f"{row.get('version')} for {row.get('distribution')} {row.get('architecture')}" for row in rows)
-    # The command describes the whole folder again, so it also lists what is already there.
-    every = (bundle or {}).get("files") or []
-    more = {
-        "bundle_architectures": sorted({architecture} | {row.get("architecture") for row in every} - {"any", None}),
-        "bundle_distributions": sorted({distribution} | {row.get("distribution") for row in every} - {None}),
-    }
-    command = (
-        f"ansible-playbook gpufabric.rdma.bundle -e bundle_dir={folder} -e bundle_driver_version={version} "
-        f"-e '{json.dumps(more)}'"
-    )
-    return [
-        Finding(
-            f"bundle {folder}",
-            f"{DRIVER} {version} for {distribution} {architecture}",
-            f"{DRIVER} {', '.join(others)}" if others else "no driver" if bundle else "no readable bundle.yml",
-            f"add it on a connected machine: {command}; or set driver_version to one that it has, driver_source: "
-            "repository where the nodes reach NVIDIA's server, or driver_repository_url to a mirror",
-        )
-    ]
+    step = bundle_folder.fill(bundle or {}, folder, architecture, distribution, driver_version=version)
+    step += "; or set driver_version to one that it has, driver_source: repository where the nodes reach NVIDIA's "
+    step += "server, or driver_repository_url to a mirror"
+    seen = f"{DRIVER} {', '.join(others)}" if others else "no driver" if bundle else "no readable bundle.yml"
+    return [Finding(f"bundle {folder}", f"{DRIVER} {version} for {distribution} {architecture}", seen, step)]

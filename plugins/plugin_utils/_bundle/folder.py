@@ -162,7 +162,14 @@ def missing_file(bundle: dict, name: str, architecture: str, where: str, distrib
     )
 
 
-def fill(bundle: dict, where: str, architecture: str, distribution: str | None = None, digest_of: str = "") -> str:
+def fill(
+    bundle: dict,
+    where: str,
+    architecture: str,
+    distribution: str | None = None,
+    digest_of: str = "",
+    driver_version: str = "",
+) -> str:
     """The command that adds to a bundle what it lacks, and keeps what it has."""
     rows = [*(bundle.get("files") or []), *(bundle.get("images") or [])]
     held = {row.get("architecture", "any") for row in rows} - {"any"}
@@ -170,6 +177,8 @@ def fill(bundle: dict, where: str, architecture: str, distribution: str | None =
     distributions = {row["distribution"] for row in rows if row.get("distribution")} | {distribution} - {None}
     if distributions:
         wanted["bundle_distributions"] = sorted(distributions)
+    if driver_version:
+        wanted["bundle_driver_version"] = driver_version
     if digest_of:
         wanted["bundle_image_digests"] = {digest_of: "sha256:…"}
     more = ", with the digest that the image's publisher states" if digest_of else ""

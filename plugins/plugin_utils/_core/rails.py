@@ -24,8 +24,20 @@ def network_rails(facts: dict) -> list[dict]:
     return rails
 
 
-def dra_rails(resources, facts, api: str, rails: list) -> dict[int, str | None]:
+def rail_states(facts: dict) -> list[tuple[dict, dict | None]]:
+    """(rail, its port or None) of each rail, in order."""
+    ports = {(hca["name"], port["number"]): port for hca in facts.get("hcas") or [] for port in hca["ports"]}
+    rails = sorted(facts.get("rails") or [], key=lambda rail: rail["index"])
+    return [(rail, ports.get((rail["hca"], rail["port"]))) for rail in rails]
+
+
+def is_active(port: dict | None) -> bool:
+    return bool(port) and port.get("state") == "ACTIVE"
+
+
+def dra_rails(variables: dict, facts: dict | None) -> dict[int, str | None]:
     """{number of a rail that the node serves over DRA: the extended resource for it}; empty without facts."""
+    resources, api, rails = (variables[f"device_plugin_{name}"] for name in ("resources", "api", "dra_rails"))
     if not facts or api == config.PLUGIN:
         return {}
     try:

@@ -24,18 +24,13 @@ def report(nodes):
         parts += ["NODES", table(_NODE_COLUMNS, [_node_row(name, node["facts"]) for name, node in read.items()]), ""]
         rows = [row for name, node in read.items() for row in _port_rows(name, node)]
         parts += ["HCAS", table(_PORT_COLUMNS, rows) if rows else "No node has an HCA.", ""]
-    ways = alike((name, gpu_initiated.line(state)) for name, state in _initiated(read))
+    states = ((name, node["facts"].get("gpu_initiated")) for name, node in read.items())
+    ways = alike((name, gpu_initiated.line(state)) for name, state in states if state)
     if ways:
         lines = [textwrap.fill(f"{of_nodes(hosts)}: {line}", WIDTH, subsequent_indent="  ") for hosts, line in ways]
         parts += ["GPU-INITIATED RDMA", *lines, ""]
     parts += ["WHAT IS WRONG", _wrong(nodes)]
     return clean("\n".join(parts) + "\n")
-
-
-def _initiated(read):
-    """(node, what it has for GPU-initiated RDMA) of those with NVIDIA GPUs."""
-    known = ((name, node["facts"].get("gpu_initiated")) for name, node in read.items())
-    return [(name, state) for name, state in known if state]
 
 
 _NODE_COLUMNS = ("node", "system", "kernel", "arch", "HCAs", "GPUs", "rails", "driver loaded", "netns", "GPUDirect")

@@ -184,7 +184,10 @@ def _with_gpu(end: dict) -> dict:
 
 
 def _alone(end: dict, every: list[dict], nodes: int, memory: str) -> dict:
-    reason = end["reason"] or verify_pairs.why_alone(end, every, nodes)
+    return without(end, end["reason"] or verify_pairs.why_alone(end, every, nodes), memory)
+
+
+def without(end: dict, reason: str, memory: str = "host") -> dict:
     return {**{key: end[key] for key in ("host", "rail", "hca", "port")}, "memory": memory, "reason": reason}
 
 

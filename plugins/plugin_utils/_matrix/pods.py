@@ -21,11 +21,7 @@ def pods(cluster: Cluster) -> dict:
         return {"namespace": cluster.namespace, "objects": [], "pods": [], "left_out": left_out}
     # Pods of the user and GPU pods are not measured.
     plan = test_pods.plan(cluster._replace(pod_name=None, gpu_class=None))
-    chosen = [pod for pod in plan["pods"] if _needed(pod, plan["pods"])]
-    names = {pod["name"] for pod in chosen}
-    of_pods = ("Pod", "ResourceClaimTemplate")
-    kept = [item for item in plan["objects"] if item["kind"] not in of_pods or item["metadata"]["name"] in names]
-    return {**plan, "pods": chosen, "objects": kept}
+    return test_pods.only(plan, {pod["name"] for pod in plan["pods"] if _needed(pod, plan["pods"])})
 
 
 def _needed(pod: dict, every: list[dict]) -> bool:
@@ -54,7 +50,7 @@ def plan(cluster: dict, nodes: list[dict], options: dict) -> dict:
     # The test pods ask for no GPU.
     planned = matrix_plan.plan_pods(ends, base_ports, {**options, "cuda": False})
     for host, reason in cluster["plan"]["left_out"].items():
-        planned["alone"] += [_without(end, reason) for end in on_host.values() if end["host"] == host]
+        planned["alone"] += [matrix_plan.without(end, reason) for end in on_host.values() if end["host"] == host]
     return planned
 
 
@@ -91,7 +87,3 @@ def _end(pod: dict, rail: dict, known: dict, answer, why: str) -> dict:
         "networks": {str(net.cidr) if net else network: own["ip"]},
         "gids": {own["ip"]: own["gid"]},
     }
-
-
-def _without(end: dict, reason: str) -> dict:
-    return {**{key: end[key] for key in ("host", "rail", "hca", "port")}, "memory": "host", "reason": reason}

@@ -28,12 +28,9 @@ def _networks(args: dict, task_vars: dict) -> dict:
 def _pods(args: dict, task_vars: dict) -> dict:
     names = {key: name for key, name in args["variables"].items() if key in ("read", "cni")}
     known = fleet.nodes(task_vars, args["hosts"], names, "read")
-    hosts = [
-        cluster.host_of(of_host["node"], of_host.get("cni"))
-        for of_host in known
-        if of_host["node"]["read"].get("networks") and not fleet.failure(of_host.get("cni"))
-    ]
-    asked = cluster.of_play(hosts, _shared(args, task_vars, "offered"), task_vars[fleet.READ]["variables"])
+    asked = cluster.of_play(
+        cluster.places(known), _shared(args, task_vars, "offered"), task_vars[fleet.READ]["variables"]
+    )
     return {"plan": matrix_pods.pods(asked) if args["bandwidth"] else verify_pods.plan(asked)}
 
 
@@ -62,12 +59,8 @@ def _announced(planned: dict, nodes: list[dict], options: dict) -> dict:
     # Nothing to announce for hosts if matrix_host is off.
     if planned["tests"] or planned["alone"]:
         terminal.show(f"{matrix_plan.announcement([planned], nodes, options)}\n")
-    return {
-        "plan": planned,
-        "parts": pairs.parts(planned["rounds"], planned["tests"]) if planned["path"] == matrix_plan.HOST else {},
-        "grace_seconds": pairs.grace_seconds(len(nodes)),
-        "wait_seconds": pairs.wait_seconds(len(planned["rounds"]), len(nodes), options["round_seconds"]),
-    }
+    tests = planned["tests"] if planned["path"] == matrix_plan.HOST else None
+    return pairs.outcome(planned, tests, len(nodes), options["round_seconds"])
 
 
 def _nodes(args: dict, task_vars: dict) -> list[dict]:

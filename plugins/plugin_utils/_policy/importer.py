@@ -34,13 +34,11 @@ _IMAGE_FIELDS = {
     "imagePullSecrets": "nodes take images from the bundle folder, not with a secret of the cluster",
     "containerResources": "the roles set the resources of their pods",
 }
+_OF_CONTAINER = ("startupProbe", "livenessProbe", "readinessProbe", "terminationGracePeriodSeconds")
 _DRIVER_FIELDS = {
     "env": "settings of the driver container",
     "upgradePolicy": "gpufabric.rdma.upgrade_driver drains and reboots, on consent (driver_*_allowed, reboot_allowed)",
-    "startupProbe": "there is no driver container",
-    "livenessProbe": "there is no driver container",
-    "readinessProbe": "there is no driver container",
-    "terminationGracePeriodSeconds": "there is no driver container",
+    **dict.fromkeys(_OF_CONTAINER, "there is no driver container"),
     "forcePrecompiled": "packages come from the driver's repository",
     "certConfig": "the node's own certificates are used",
     "repoConfig": "set driver_repository_url for a mirror",
@@ -80,7 +78,6 @@ class _Import:
         self.items: list[tuple[Page, dict]] = []
         self.pools: dict = {}
         self.seen: dict = {}
-        self._resources = resources.Resources(self.variables, nodes)
 
     def result(self) -> dict:
         owners = networks.join(self.items, {name: made for name, (_page, made) in self.pools.items()})
@@ -171,7 +168,7 @@ class _Import:
             self.items.append((page, networks.attachment(page, netdevs)))
 
     def _config_map(self, page: Page) -> None:
-        self._resources.read(page, ("data", "config.json"))
+        resources.read(page, ("data", "config.json"), self.nodes, self.variables)
         if page.has("metadata", "namespace"):
             page.say(("metadata", "namespace"), LEFT_OUT, why="the plugin's objects are in kube-system")
         page.finish(OBJECT_LEFT_OUT)
@@ -201,10 +198,9 @@ class _Import:
             self._refuse(page.object, "a name that makes a separate group", f"group {group}", "rename the policy")
             return
         common, self.variables = self.variables, {}
-        self._resources.variables = self.variables
         self._drivers(page)
         self.groups[group] = {"selector": selector if isinstance(selector, dict) else {}, "variables": self.variables}
-        self.variables = self._resources.variables = common
+        self.variables = common
         nodes = f"the nodes with {short(selector)}" if selector else "all nodes"
         page.say(("spec", "nodeSelector"), TAKEN, f"group {group} of the inventory", f"put {nodes} into it")
         page.finish({**{("spec", name): why for name, why in _NOT_OURS.items()}, **OBJECT_LEFT_OUT})
@@ -289,7 +285,7 @@ class _Import:
             self.variables["device_plugin_use_cdi"] = bool(page.get(*path, "useCdi"))
             page.say((*path, "useCdi"), TAKEN, f"device_plugin_use_cdi: {short(page.get(*path, 'useCdi'))}")
         if page.has(*path, "config"):
-            self._resources.read(page, (*path, "config"))
+            resources.read(page, (*path, "config"), self.nodes, self.variables)
         else:
             step = "set the configList that the plugin serves"
             page.refuse((*path, "config"), "a configuration", "none", step)

@@ -20,14 +20,11 @@ TYPES = {
 }
 # The operator prefixes a HostDeviceNetwork's resource with this (pkg/state/state_hostdevice_network.go).
 DEVICE_PREFIX = "nvidia.com/"
+_WRITTEN = ("creationTimestamp", "generation", "resourceVersion", "uid", "managedFields")
 OBJECT_LEFT_OUT = {
     ("metadata", "labels"): "labels belong to the cluster; no variable sets them",
     ("metadata", "annotations"): "annotations belong to the cluster; no variable sets them",
-    ("metadata", "creationTimestamp"): "the API server writes it",
-    ("metadata", "generation"): "the API server writes it",
-    ("metadata", "resourceVersion"): "the API server writes it",
-    ("metadata", "uid"): "the API server writes it",
-    ("metadata", "managedFields"): "the API server writes it",
+    **dict.fromkeys([("metadata", name) for name in _WRITTEN], "the API server writes it"),
     ("metadata", "finalizers"): "controllers write it",
     ("status",): "the operator writes it",
 }
@@ -282,10 +279,8 @@ def _whereabouts(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
     why = "Network Operator deprecated whereabouts in 25.4; nv-ipam replaces it"
     page.say((*path, "type"), TAKEN, "ipam: whereabouts", why)
-    for field, option in (("range", "subnet"), ("range_start", "range_start"), ("range_end", "range_end")):
-        _option(page, item, field, option)
-    _option(page, item, "exclude", "exclude")
-    _option(page, item, "gateway", "gateway")
+    for field in ("range", "range_start", "range_end", "exclude", "gateway"):
+        _option(page, item, field, "subnet" if field == "range" else field)
     if isinstance(item.get("exclude"), list):
         item["exclude"] = [short_network(one) if network(one) else one for one in item["exclude"]]
     for field in _WHEREABOUTS_OWN:

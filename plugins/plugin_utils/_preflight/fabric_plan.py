@@ -56,11 +56,6 @@ class FabricPlan(NamedTuple):
     def traffic_class(self) -> int:
         return self.dscp << 2 | _ECN[self.ecn]
 
-    @property
-    def sl(self) -> int:
-        """The service level of verbs, which becomes the priority in a VLAN tag."""
-        return self.priority
-
 
 KEYS = FabricPlan._fields[:-1]
 _WANTED = f"one of {core_text.listing(PROFILES)}, or a mapping with {core_text.listing(KEYS)}"
@@ -144,7 +139,8 @@ def environment(plan: FabricPlan | None, layers: Collection[str]) -> dict[str, s
     named = dict.fromkeys(("NCCL_IB_TC", "NCCL_GIN_IB_TC", "UCX_IB_TRAFFIC_CLASS"), str(plan.traffic_class))
     if INFINIBAND in layers:
         return named
-    levels = dict.fromkeys(("NCCL_IB_SL", "UCX_IB_SL"), str(plan.sl))
+    # The service level of verbs becomes the priority in a VLAN tag.
+    levels = dict.fromkeys(("NCCL_IB_SL", "UCX_IB_SL"), str(plan.priority))
     return {**named, **levels, "NVSHMEM_IB_TRAFFIC_CLASS": str(plan.traffic_class)}
 
 

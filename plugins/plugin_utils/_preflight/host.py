@@ -121,8 +121,11 @@ _NAMESPACE = re.compile(_LABEL)
 _DIRECTORY = re.compile(r"(?:/[A-Za-z0-9._+@-]+)+/?|/")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]-]*")
+_SERVER = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
+_URL = re.compile(r"https://[^/]+")
 _DIRECTORY_WANTED = "an absolute path of letters, digits and . _ + @ -"
 _IMAGE_WANTED = "an image reference"
+_URL_WANTED = "a URL such as https://192.0.2.10:6443, or nothing"
 
 
 # Variables that end up in a file, a command or an object, and the form of their values.
@@ -150,6 +153,9 @@ _TEXTS = (
     ("verification_image", _IMAGE, _IMAGE_WANTED),
     ("device_plugin_metrics_address", _ADDRESS, "an address and a port, or :PORT"),
     ("multus_api_server", _ADDRESS, "an address and a port"),
+    ("flannel_api_server", _SERVER, "an address and a port"),
+    ("device_plugin_api_server", _URL, _URL_WANTED),
+    ("node_ready_api_server", _URL, _URL_WANTED),
 )
 
 
@@ -625,10 +631,11 @@ def failure_text(findings: list[dict], hosts: list[str]) -> tuple[str, str]:
 def plan_text(results, check_mode: bool = False) -> str:
     """What the run will do, for all hosts; hosts with the same plan share a block."""
     lines = ["Plan" + (" (check mode: none of it is applied)" if check_mode else "")]
-    for hosts, (changes, reasons, notes, driver) in core_text.alike(
-        (result["host"], (_plan_rows(result), result["reboot_reasons"], result["notes"], result.get("driver")))
-        for result in results
-    ):
+    shapes = []
+    for result in results:
+        rows = [(item["object"], item["action"], item["why"]) for item in result["plan"]]
+        shapes.append((result["host"], (rows, result["reboot_reasons"], result["notes"], result.get("driver"))))
+    for hosts, (changes, reasons, notes, driver) in core_text.alike(shapes):
         lines.append(
             f"  {core_text.of_nodes(hosts)}: "
             + (core_text.count(len(changes), "change") if changes else "nothing to change")
@@ -639,7 +646,3 @@ def plan_text(results, check_mode: bool = False) -> str:
         lines += [f"    reboot needed: {reason}" for reason in reasons]
         lines += [f"    note: {note}" for note in notes]
     return "\n".join(lines)
-
-
-def _plan_rows(result) -> list[tuple]:
-    return [(item["object"], item["action"], item["why"]) for item in result["plan"]]

@@ -611,12 +611,10 @@ def needed(decisions: dict, bundle: dict) -> list[dict]:
 _VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?:\+\w*?(\d+))?")
 
 
-def parse(version: str) -> tuple[int, int, int, int]:
-    """(major, minor, patch, build) of v1.35.8+k3s1; ValueError for anything else."""
+def _parsed(version: str | None) -> tuple | None:
+    """(major, minor, patch, build) of v1.35.8+k3s1; None for anything else."""
     matched = _VERSION.fullmatch(version or "")
-    if not matched:
-        raise ValueError(f"{version!r} is not a version of k3s such as v1.35.8+k3s1")
-    return tuple(int(part or 0) for part in matched.groups())
+    return tuple(int(part or 0) for part in matched.groups()) if matched else None
 
 
 def _skew(decisions: dict, elsewhere: dict, report) -> None:
@@ -638,13 +636,6 @@ def _skew(decisions: dict, elsewhere: dict, report) -> None:
             report(decided["host"], Finding(f"k3s {decided['role']}", wanted, seen, step, "k3s:version-skew"))
 
 
-def _parsed(version: str | None) -> tuple | None:
-    try:
-        return parse(version or "")
-    except ValueError:
-        return None
-
-
 def upgrade(decisions: dict) -> list[dict]:
     """Problems of an upgrade to the bundle's version: a downgrade, a skipped minor, an agent newer than its servers."""
     found = []
@@ -653,11 +644,10 @@ def upgrade(decisions: dict) -> list[dict]:
         old, new, rows = decided["version"], decided.get("bundle_version"), []
         if not old or not new or same_version(old, new):
             continue
-        try:
-            before, after = parse(old), parse(new)
-        except ValueError as error:
-            rows.append(Finding("k3s", "versions that can be compared", str(error), "see the bundle"))
-            found += at(decided["host"], rows)
+        before, after = _parsed(old), _parsed(new)
+        if before is None or after is None:
+            seen = f"{(new if before else old)!r} is not a version of k3s such as v1.35.8+k3s1"
+            found += at(decided["host"], [Finding("k3s", "versions that can be compared", seen, "see the bundle")])
             continue
         if after < before:
             step = "use a bundle with the installed version or a newer one; a datastore cannot be downgraded"
@@ -666,7 +656,7 @@ def upgrade(decisions: dict) -> list[dict]:
             step = f"upgrade to v{before[0]}.{before[1] + 1} first, with a bundle of that version"
             rows.append(Finding("k3s", f"one minor at a time from {old}", f"{new} in the bundle", step))
         if decided["role"] == "agent":
-            behind = [server["host"] for server in servers if server["version"] and parse(server["version"]) < before]
+            behind = [server["host"] for server in servers if (_parsed(server["version"]) or before) < before]
             wanted = f"not newer than its servers ({', '.join(behind)})"
             rows += [Finding("k3s agent", wanted, old, "upgrade the servers to its version first")] if behind else []
         found += at(decided["host"], rows)

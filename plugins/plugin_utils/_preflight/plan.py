@@ -481,9 +481,7 @@ def first_pod(configured: str, objects: list[dict], image: str) -> dict | None:
 
 
 def _over_dra(node: dict) -> dict:
-    typed = node["variables"]
-    resources, api = typed["device_plugin_resources"], typed["device_plugin_api"]
-    return dra_rails(resources, _facts(node), api, typed["device_plugin_dra_rails"])
+    return dra_rails(node["variables"], _facts(node))
 
 
 def _cluster_objects(nodes: list[dict], run: Run, made: dict) -> None:

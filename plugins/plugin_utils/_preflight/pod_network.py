@@ -1,7 +1,5 @@
 """The pod network against the facts of a node. Pure."""
 
-import re
-
 from ...module_utils._core.change import Finding
 from .._core.addresses import netaddr
 
@@ -11,11 +9,10 @@ OVERHEAD = {"vxlan": 50, "wireguard": 80, "host-gw": 0}
 PORTS = {"vxlan": 8472, "wireguard": 51820, "host-gw": None}
 LINKS = {"vxlan": "flannel.1", "wireguard": "flannel-wg"}
 _VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 
 
 def findings(facts: dict, wanted: dict) -> list[Finding]:
-    """wanted: cidr, backend, mtu, interface, fabric_allowed, api_server, node_address, cluster_cidr, service_cidr;
+    """wanted: cidr, backend, mtu, interface, fabric_allowed, node_address, cluster_cidr, service_cidr;
     empty if there is nothing to compare with.
     """
     found = []
@@ -30,10 +27,6 @@ def findings(facts: dict, wanted: dict) -> list[Finding]:
                 str(wanted["mtu"]),
                 "set flannel_mtu to 0, or use another backend",
             )
-        )
-    if wanted["api_server"] and not _ADDRESS.fullmatch(wanted["api_server"]):
-        found.append(
-            Finding("variable flannel_api_server", "an address and a port", repr(wanted["api_server"]), _VARIABLE)
         )
     netdev = pod_nic(facts, wanted["interface"], wanted["node_address"])
     if netdev:

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 
+from ...module_utils._cni import nad_lint
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import count, listing
 from ...module_utils._device_plugin import config
@@ -141,7 +142,7 @@ def _names(hca: dict) -> list[str]:
 def _of_plugin(text: str | None) -> dict[int, tuple[str, str]]:
     """{number: (key of discovery_rails, value)} of the resources that this collection made from rails."""
     found = {}
-    for entry in _listed(text, "configList"):
+    for entry in nad_lint.dicts(_mapping(text).get("configList")):
         name = _RESOURCE.fullmatch(str(entry.get("resourceName")))
         selectors = [entry.get(key) for key in ("selectors", "extraSelectors")]
         chosen = {key: value for one in selectors if isinstance(one, dict) for key, value in one.items()}
@@ -160,11 +161,6 @@ def _of_networks(files: dict[str, str]) -> dict[int, tuple[str, str]]:
         if _NAME.fullmatch(str(master or "")):
             found[int(matched[1])] = ("netdev", master)
     return found
-
-
-def _listed(text: str | None, key: str) -> list[dict]:
-    items = _mapping(text).get(key)
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _mapping(text: str | None) -> dict:

@@ -3,8 +3,6 @@
 Pure. Roles with their own planner module (driver, k3s, networks) are not here.
 """
 
-import re
-
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
@@ -51,10 +49,6 @@ def _device_plugin(values: dict, facts: dict | None, groups: dict) -> list[Findi
         seen = f"device_plugin_api: {values['device_plugin_api']}, device_plugin_mode: {values['device_plugin_mode']}"
         step = "set them, or networks_in_claims: false"
         found.append(Finding("variable networks_in_claims", wanted, seen, step))
-    url = values["device_plugin_api_server"]
-    if url and not re.match(r"https://[^/]+$", url):
-        wanted = "a URL such as https://192.0.2.10:6443, or nothing"
-        found.append(Finding("variable device_plugin_api_server", wanted, url, _CORRECT))
     return found + _apis(values, facts)
 
 
@@ -130,10 +124,7 @@ def _flannel(values: dict, facts: dict | None, _groups: dict) -> list[Finding]:
         return [
             Finding("facts", "the RDMA facts of the node", "not read", "run playbooks/cluster.yml, which reads them")
         ]
-    wanted = {
-        name: values[f"flannel_{name}"]
-        for name in ("cidr", "backend", "mtu", "interface", "fabric_allowed", "api_server")
-    }
+    wanted = {name: values[f"flannel_{name}"] for name in ("cidr", "backend", "mtu", "interface", "fabric_allowed")}
     cluster = {
         "node_address": values["k3s_node_ip"] or "",
         "cluster_cidr": values["k3s_cluster_cidr"],
@@ -159,10 +150,6 @@ def _multus(values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:
 
 def _node_ready(values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:
     found = []
-    server = values["node_ready_api_server"]
-    if server and not re.match(r"https://[^/]+$", server):
-        wanted = "a URL such as https://192.0.2.10:6443, or nothing"
-        found.append(Finding("variable node_ready_api_server", wanted, server, _CORRECT))
     if values["k3s_startup_taint"] and not values["node_ready_taint"]:
         wanted = "true with k3s_startup_taint, otherwise nothing removes the taint"
         found.append(Finding("variable node_ready_taint", wanted, "false", "set both to the same value"))

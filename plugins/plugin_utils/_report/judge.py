@@ -7,8 +7,9 @@ from typing import Any
 
 from ...module_utils._core.text import count
 from ...module_utils.hca.text import natural
+from .._core.rails import is_active, rail_states
+from .._findings.checks import STATUSES
 
-STATUSES = ("passed", "failed", "not_verified", "unused")
 VERDICTS = ("ok", "outlier", "not_verified")
 OK, OPEN, BAD = LEVELS = ("ok", "open", "bad")
 _DRIFT_LEVEL = {"converged": OK, "drift": OPEN, "reboot_pending": OPEN, "unsafe": BAD, "unreachable": BAD}
@@ -32,17 +33,6 @@ def _counted(words: tuple, seen: list[str]) -> dict[str, int]:
     for word in seen:
         counts[word] += 1
     return counts
-
-
-def rail_states(facts: dict) -> list[tuple[dict, Any]]:
-    """(rail, its port or None) of each rail, in order."""
-    ports = {(hca["name"], port["number"]): port for hca in facts.get("hcas") or [] for port in hca["ports"]}
-    rails = sorted(facts.get("rails") or [], key=lambda rail: rail["index"])
-    return [(rail, ports.get((rail["hca"], rail["port"]))) for rail in rails]
-
-
-def is_active(port: Any) -> bool:
-    return bool(port) and port.get("state") == "ACTIVE"
 
 
 def nodes(document: dict) -> list[dict]:

@@ -9,7 +9,7 @@ from typing import Any, Optional
 from ...module_utils._core.text import count
 from ...module_utils.hca import pcie_path
 from ...module_utils.hca.text import natural
-from .judge import is_active, rail_states
+from .._core.rails import is_active, rail_states
 
 _PCI, _UNNAMED, _SOFTWARE = 0, 1, 2
 VIRTUAL = ("vf", "sf")

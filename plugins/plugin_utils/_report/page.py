@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from ...module_utils._core.text import clean, count
 from ...module_utils.hca.text import natural
+from .._core.rails import is_active, rail_states
 from . import heat, judge, maps
 from .judge import BAD, OK, OPEN
 
@@ -39,7 +40,10 @@ def page(document: dict, title: str = "RDMA report") -> str:
             level=level,
             headline=headline,
             tiles=_tiles(judged, document),
-            marks=[_mark(node) for node in sorted(judged, key=lambda node: natural(node["host"]))],
+            marks=[
+                {**node, "said": ", ".join(note for _level, note in node["notes"]) or _WORDS[OK]}
+                for node in sorted(judged, key=lambda node: natural(node["host"]))
+            ],
             fixes=_fixes(judged),
             nodes=_nodes(judged),
             bandwidth=heat.section(document.get("matrix"), anchors),
@@ -144,11 +148,6 @@ def _cluster_tile(judged: list[dict]) -> list[dict]:
     return [_tile("Cluster", OK, "no cluster layer", "these nodes were verified without k3s and pods")]
 
 
-def _mark(node: dict) -> dict:
-    said = ", ".join(note for _level, note in node["notes"]) or _WORDS[OK]
-    return {"host": node["host"], "anchor": node["anchor"], "level": node["level"], "said": said}
-
-
 # --- what to fix -----------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +175,7 @@ def _node(node: dict, opened: bool) -> dict:
     shown = {
         **{key: node[key] for key in ("host", "anchor", "level", "notes", "tally", "active")},
         "opened": opened,
-        "rails": [judge.is_active(port) for _rail, port in node["rails"]],
+        "rails": [is_active(port) for _rail, port in node["rails"]],
         "slow": len(node["slow"]),
         "troubled": _troubled(node["checks"]),
         "passed": [
@@ -236,7 +235,7 @@ def _facts(facts: dict) -> tuple:
 
 
 def _ports(facts: dict) -> list[tuple]:
-    rails = {(rail["hca"], rail["port"]): rail for rail, _found in judge.rail_states(facts)}
+    rails = {(rail["hca"], rail["port"]): rail for rail, _found in rail_states(facts)}
     names = maps.gpu_names(facts)
     return [
         _port(hca, port, rails.get((hca["name"], port["number"])), names)
@@ -249,7 +248,7 @@ def _ports(facts: dict) -> list[tuple]:
 def _port(hca: dict, port: dict, rail: Any, names: dict) -> tuple:
     function = hca.get("pci") or {}
     able = maps.slow_link(function)
-    level = OK if judge.is_active(port) else BAD if rail else "off"
+    level = OK if is_active(port) else BAD if rail else "off"
     nearest = [rail] if rail and rail.get("gpu") else hca.get("nearest_gpus") or []
     gpus = [
         (names.get(address, address), near.get("distance"))

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from .._core import fleet
 from .._core.rails import dra_rails, network_rails
 from .._preflight import fabric_plan
 
@@ -40,6 +41,15 @@ def of_play(hosts: list[dict], read: dict, variables: dict) -> Cluster:
     )
 
 
+def places(known: list[dict]) -> list[dict]:
+    """Input for planning pods on the nodes whose networks were read. known: node and cni, what cni_lint returned."""
+    return [
+        host_of(of_host["node"], of_host.get("cni"))
+        for of_host in known
+        if of_host["node"]["read"].get("networks") and not fleet.failure(of_host.get("cni"))
+    ]
+
+
 def host_of(node: dict, cni: dict | None = None) -> dict:
     """Input for planning pods on a node. cni: what cni_lint returned, if it ran.
 
@@ -49,11 +59,10 @@ def host_of(node: dict, cni: dict | None = None) -> dict:
     facts = node["facts"] if "facts" in node else node["read"]["ansible_facts"]["rdma"]
     plan = fabric_plan.of(variables["fabric_plan"])
     rails = [{**rail, "traffic_class": fabric_plan.side(plan, rail["link_layer"])} for rail in network_rails(facts)]
-    served = [variables[f"device_plugin_{name}"] for name in ("resources", "api", "dra_rails")]
     return {
         "host": node["host"],
         "rails": rails,
-        "dra_rails": list(dra_rails(served[0], facts, *served[1:])),
+        "dra_rails": list(dra_rails(variables, facts)),
         **{key: networks[key] for key in ("netdevs", "routes", "files", "tools")},
         **({} if cni is None else {"cni": cni}),
     }

@@ -12,6 +12,7 @@ from ...module_utils._device_plugin.ask import DRIVERS
 from ...module_utils._device_plugin.plan import SERVICE
 from ...module_utils._host import firmware, memlock
 from ...module_utils.hca import pcie_path
+from .._core.rails import is_active, rail_states
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
 from .._preflight import host as preflight_host
 from . import traffic_class
@@ -507,14 +508,8 @@ def _node_row(node: dict, check_mode: bool) -> tuple:
     if facts is None:
         shape = ("?", "?", "?", "?")
     else:
-        rails = facts["rails"]
-        active = sum(
-            port["state"] == "ACTIVE"
-            for rail in rails
-            for hca in facts["hcas"]
-            for port in hca["ports"]
-            if (hca["name"], port["number"]) == (rail["hca"], rail["port"])
-        )
+        rails = rail_states(facts)
+        active = sum(is_active(port) for _rail, port in rails)
         changes = f"{len(node['pending'])} to make" if check_mode else str(len(node["planned"]) - len(node["pending"]))
         reboot = "needed" if node["reboot_reasons"] else "done" if node["rebooted"] else "no"
         shape = (len(facts["hcas"]), f"{active} of {len(rails)} active" if rails else "0", changes, reboot)

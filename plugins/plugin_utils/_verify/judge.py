@@ -52,12 +52,7 @@ def gather(hosts: list[str], known: list[dict], shared: dict) -> Seen:
 
 
 def _cluster(known: list[dict], shared: dict) -> Cluster:
-    linted = [of_host for of_host in known if of_host["node"]["read"].get("networks") and of_host.get("cni")]
-    places = [
-        verify_cluster.host_of(of_host["node"], of_host["cni"])
-        for of_host in linted
-        if not fleet.failure(of_host["cni"])
-    ]
+    places = verify_cluster.places([of_host for of_host in known if of_host.get("cni")])
     offered, planned, ran = shared["offered"], shared.get("pods") or {}, shared.get("ran") or {}
     return verify_cluster.of_play(places, offered, shared["node"]["variables"])._replace(
         plan=planned.get("plan") or {},

@@ -134,13 +134,17 @@ def plan_nodes(nodes: list[dict]) -> dict:
         for node in wanted
     ]
     planned = plan(measured)
-    tests = {test["id"]: test for test in planned["tests"]}
     limit = max((node["variables"]["verification_timeout_seconds"] for node in wanted), default=0)
+    return outcome(planned, {test["id"]: test for test in planned["tests"]}, len(nodes), limit)
+
+
+def outcome(planned: dict, tests: dict | None, hosts: int, round_seconds: int) -> dict:
+    """tests: by id, of those that the hosts run. wait_seconds: until every node has given up its last round."""
     return {
         "plan": planned,
-        "parts": parts(planned["rounds"], tests),
-        "grace_seconds": grace_seconds(len(nodes)),
-        "wait_seconds": wait_seconds(len(planned["rounds"]), len(nodes), limit),
+        "parts": parts(planned["rounds"], tests) if tests is not None else {},
+        "grace_seconds": grace_seconds(hosts),
+        "wait_seconds": grace_seconds(hosts) + len(planned["rounds"]) * round_seconds + 10,
     }
 
 
@@ -163,11 +167,6 @@ def parts(rounds: list[list[str]], tests: dict) -> dict:
 
 def grace_seconds(hosts: int) -> int:
     return GRACE_SECONDS + hosts
-
-
-def wait_seconds(rounds: int, hosts: int, round_seconds: int) -> int:
-    """How long until every node has given up its last round."""
-    return grace_seconds(hosts) + rounds * round_seconds + 10
 
 
 def dropped(started: dict | None, collected: dict) -> str:

@@ -321,15 +321,8 @@ def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -
 
 def _subnets(network, host: str) -> list[str]:
     """The subnets of a network's addresses on a host; empty if its configuration does not say."""
-    if network is None:
-        return []
-    text = network["configs"].get(host) or network["configs"].get("")
-    try:
-        config = json.loads(text) if text else {}
-    except ValueError:
-        return []
-    subnets = [str(item[0]) for item in nad_lint.ranges_of(config)]
-    return list(dict.fromkeys(subnets)) or ([network["subnet"]] if network.get("subnet") else [])
+    subnets = [str(item[0]) for item in nad_lint.ranges_of(nad_lint.config_on(network, host))]
+    return list(dict.fromkeys(subnets)) or ([network["subnet"]] if network and network.get("subnet") else [])
 
 
 def _inside(addresses, networks) -> bool:

@@ -1,6 +1,7 @@
 """Which test pods a cluster can run. Pure."""
 
 import posixpath
+from collections.abc import Collection
 
 from ...module_utils._cni import nad_lint, node_lint
 from ...module_utils._kube import pods as kube_pods
@@ -94,17 +95,18 @@ def _tolerated(taint: str) -> bool:
 
 def _without(plan: dict, reasons: dict) -> dict:
     """The plan without the pods that cannot start, which `skipped` lists with their reasons."""
-    kept = [pod for pod in plan["pods"] if not reasons[pod["name"]]]
-    objects = [
-        item
-        for item in plan["objects"]
-        if not (item["kind"] in ("Pod", "ResourceClaimTemplate") and reasons[item["metadata"]["name"]])
-    ]
+    kept = only(plan, [name for name, reason in reasons.items() if not reason])
     skipped = [{"pod": pod, "reason": reasons[pod["name"]]} for pod in plan["pods"] if reasons[pod["name"]]]
     return {
-        **plan,
-        "pods": kept,
-        "objects": objects if kept else [],
+        **kept,
+        "objects": kept["objects"] if kept["pods"] else [],
         "skipped": skipped,
         "left_out": {**{item["pod"]["host"]: item["reason"] for item in skipped}, **plan["left_out"]},
     }
+
+
+def only(plan: dict, names: Collection[str]) -> dict:
+    """The plan with these of its pods, and the templates of their claims."""
+    of_pods = ("Pod", "ResourceClaimTemplate")
+    objects = [item for item in plan["objects"] if item["kind"] not in of_pods or item["metadata"]["name"] in names]
+    return {**plan, "pods": [pod for pod in plan["pods"] if pod["name"] in names], "objects": objects}

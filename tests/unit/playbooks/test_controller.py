@@ -8,8 +8,6 @@ import sys
 import jsonschema
 import pytest
 import yaml
-from ansible.template import trust_as_template
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder
 from ansible_collections.gpufabric.rdma.tests.tools import report_documents, running, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -205,11 +203,3 @@ def test_the_nccl_tests_job_of_two_nodes_is_written(play, node, tmp_path):
     worker = job["spec"]["template"]
     assert worker["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert '"namespace": "of-mine"' in worker["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
-
-
-def test_a_tagged_value_is_written_as_the_plain_one():
-    plain = {"kind": "Policy", "metadata": {"name": "one"}, "data": {"x": "a\nb\n"}}
-    tagged = {"kind": trust_as_template("Policy"), "metadata": {"name": trust_as_template("one")}}
-    tagged["data"] = {"x": trust_as_template("a\nb\n")}
-    assert tagged["kind"].__class__ is not str
-    assert folder.text(tagged) == folder.text(plain)

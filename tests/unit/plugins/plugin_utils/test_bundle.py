@@ -101,11 +101,16 @@ def test_each_row_that_a_node_takes_is_missed_and_no_other(architecture, compone
     assert missed >= 6 + len(components)
 
 
-def assert_command(step, distribution):
-    """The command is complete: valid shell words, options of the playbook, and it adds without removing."""
+def command(step):
+    """The variables of the command in a next step; it is made of valid shell words."""
     words = shlex.split(re.search(r"ansible-playbook .*?'\{.*?\}'(?=[, ])", step)[0])
     assert words[:4] == ["ansible-playbook", "gpufabric.rdma.bundle", "-e", f"bundle_dir={WHERE}"]
-    given = json.loads(words[5])
+    return json.loads(words[5])
+
+
+def assert_command(step, distribution):
+    """The command is complete: options of the playbook, and it adds without removing."""
+    given = command(step)
     assert given["bundle_architectures"] == ["amd64", "arm64"], "what the bundle holds stays in it"
     playbook = (ROOT / "playbooks/bundle.yml").read_text()
     assert all(name in playbook for name in given)
@@ -241,13 +246,10 @@ def test_a_bundle_that_has_it_is_taken(tmp_path):
 def test_a_bundle_that_lacks_it_is_refused_with_the_command_that_adds_it(described, seen):
     (finding,) = driver.findings(GIVEN, UBUNTU, described, RELEASES)
     assert (finding.wanted, finding.seen) == ("doca-host 3.2.3 for ubuntu24.04 amd64", seen)
-    words = shlex.split(finding.next_step.partition(": ")[2].partition(";")[0])
-    assert words[:4] == ["ansible-playbook", "gpufabric.rdma.bundle", "-e", f"bundle_dir={WHERE}"]
-    assert "bundle_driver_version=3.2.3" in words
-    lists = json.loads(words[-1])
-    assert "ubuntu24.04" in lists["bundle_distributions"]
+    given = command(finding.next_step)
+    assert (given["bundle_driver_version"], given["bundle_distributions"]) == ("3.2.3", ["ubuntu24.04"])
     # Existing content of the folder stays.
-    assert lists["bundle_architectures"] == (["amd64", "arm64"] if described else ["amd64"])
+    assert given["bundle_architectures"] == (["amd64", "arm64"] if described else ["amd64"])
 
 
 def test_a_bundle_that_is_asked_for_has_to_be_named():

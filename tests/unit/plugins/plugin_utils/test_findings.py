@@ -321,7 +321,7 @@ def bad_resources(_facts, variables, _captured):
 
 def flannel_cidr(facts, _variables, _captured):
     wanted = {"cidr": "10.244.0.0/16", "backend": "vxlan", "mtu": 0, "interface": "", "fabric_allowed": None}
-    wanted.update(api_server="", node_address="", cluster_cidr="10.42.0.0/16", service_cidr="10.43.0.0/16")
+    wanted.update(node_address="", cluster_cidr="10.42.0.0/16", service_cidr="10.43.0.0/16")
     return pod_network.findings(facts, wanted)
 
 

@@ -91,6 +91,7 @@ PCI = "0000:01:00.0"
     ("rail_links_settings", [{"mtu": 9000}]),
     ("fabric_firmware", {"mlx5_0": {"ATS_ENABLED": False}}),
     ("rail_links_settings", [{"pci": PCI, "mtu": 99999}]),
+    *((name, "10.0.0.1") for name in ("flannel_api_server", "device_plugin_api_server", "node_ready_api_server")),
 ])  # fmt: skip
 def test_a_value_of_the_right_type_can_still_be_wrong(options, name, value):
     effective, invalid = preflight_host.validate(options, {name: value})
@@ -240,7 +241,7 @@ def test_a_rail_of_a_dead_card_stays_empty_where_the_operator_states_the_number_
 # --- the pod network --------------------------------------------------------------------------------------------------
 
 FINE = {
-    "cidr": "10.42.0.0/16", "backend": "vxlan", "mtu": 0, "interface": "", "fabric_allowed": None, "api_server": "",
+    "cidr": "10.42.0.0/16", "backend": "vxlan", "mtu": 0, "interface": "", "fabric_allowed": None,
     "node_address": "", "cluster_cidr": "10.42.0.0/16", "service_cidr": "10.43.0.0/16",
 }  # fmt: skip
 
@@ -250,7 +251,6 @@ FINE = {
     (GH200, {"interface": "enp1s0f0np0"}, None, ""),
     (LAB, {"interface": "eth2", "fabric_allowed": True}, None, ""),
     (LAB, {"backend": "host-gw"}, None, ""),
-    (LAB, {"api_server": "198.18.0.1:6443"}, None, ""),
     (LAB, {"interface": "eth2"}, "NIC eth2", "it is rail 0"),
     (LAB, {"node_address": "198.18.2.2"}, "NIC eth2", "pod traffic would share it with RDMA"),
     (GH200, {"interface": "enp1s0f1np1"}, "NIC enp1s0f1np1", "does not carry the default route"),
@@ -261,7 +261,6 @@ FINE = {
     (LAB, {"cidr": "198.18.0.0/15", "cluster_cidr": ""}, "variable flannel_cidr", "overlaps 198.18.2.2/24 of eth2"),
     (LAB, {"backend": "host-gw", "mtu": 1400}, "variable flannel_mtu", "1400"),
     (GH200, {"mtu": 1480}, "variable flannel_mtu", "1480, with MTU"),
-    (LAB, {"api_server": "198.18.0.1"}, "variable flannel_api_server", "198.18.0.1"),
 ])  # fmt: skip
 def test_a_pod_network_that_cannot_work_is_refused(facts_of, name, changes, obj, seen):
     findings = pod_network.findings(facts_of(name, software_hcas=True), {**FINE, **changes})
@@ -364,7 +363,6 @@ def of_device_plugin(bundle=None, in_claims=False, **given):
     ({"api": "dra", "dra_rails": [1]}, "device_plugin_dra_rails: 1"),
     ({"resources": LISTED}, "rdma/b with api: dra"),
     ({"api": "both", "resources": OVERLAP}, "mlx5_1 in rdma/a and, with api: dra, in rdma/b"),
-    ({"api": "dra", "api_server": "10.0.0.1"}, "device_plugin_api_server: 10.0.0.1"),
     ({"api": "dra", "server": "elsewhere"}, "device_plugin_server: elsewhere"),
     ({"api": "dra", "in_claims": True}, None),
     ({"in_claims": True}, "networks_in_claims: device_plugin_api: device-plugin"),
