@@ -50,7 +50,7 @@ plugin-test: $(PLUGIN_VENV)/.ready ## The device plugin against a kubelet double
 lint: $(VENV)/.ready ## ruff, import-linter, ansible-lint (production), schemas of the example pipelines
 	@ruff check .
 	@ruff format --check .
-	@lint-imports --no-cache --no-logo
+	@PYTHONPATH=device_plugin lint-imports --no-cache --no-logo
 	@python tests/figures.py
 	@ansible-lint --offline
 	@check-jsonschema --builtin-schema vendor.github-workflows docs/examples/drift/github-actions.yml .github/workflows/*.yml

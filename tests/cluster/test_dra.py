@@ -340,6 +340,8 @@ def test_what_goes_leaves_the_slices_and_comes_back(over_dra, hca, what, take, g
 def test_restarts_change_nothing_for_running_claims(over_dra):
     pods = [over_dra.get("pod", name, "-n", SPACE) for name in ("one", "other")]
     specs, offered = files(over_dra), set(slices(over_dra))
+    over_dra.kubectl("delete", "resourceslices", f"--field-selector=spec.driver={DRIVER}")
+    over_dra.wait(lambda: set(slices(over_dra)) == offered, "the slices that somebody has deleted", PATIENCE)
     for service in ("rdma-device-plugin", over_dra.kubelet_service(over_dra.server)):
         for number in range(ROUNDS):
             with over_dra.timed(f"DRA: {service} restarted, slices and driver back (round {number + 1})"):

@@ -1,7 +1,7 @@
 """Pitfalls of the pod network, planted in the running cluster: the failure, the line that verify prints, and the fix.
 
-Ids in the test names are those of docs/pitfalls.md. If the fix is one of our units, a test first disables it to show
-that the fault is real, then lets it work.
+Ids in the test names are those of docs/failures.md; K3, M5, M7, N1 and N9 are in test_second_run_heals.py. If
+the fix is one of our units, a test first disables it to show that the fault is real, then lets it work.
 """
 
 import copy
@@ -11,45 +11,6 @@ import pytest
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
 from ansible_collections.gpufabric.rdma.tests.tools import rendering
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import STARTUP_TAINT, Cluster
-
-
-def test_n1_n5_n9_verify_names_each_bad_attachment(breakable):
-    local = {"type": "host-local", "subnet": "10.99.0.0/24"}
-    pitfalls.apply(
-        breakable,
-        pitfalls.SLOT,
-        pitfalls.attachment("twice", {"type": "macvlan", "master": "eth2", "mode": "bridge", "ipam": local}),
-        pitfalls.LARGE,
-    )
-
-    found = pitfalls.lines(pitfalls.look(breakable), breakable.server)
-
-    assert f"{pitfalls.NAMESPACE}/slot" in found["nad:resource-host-device"]
-    if len(breakable.nodes) > 1:
-        assert f"{pitfalls.NAMESPACE}/twice" in found["nad:host-local-nodes"]
-    else:
-        assert "nad:host-local-nodes" not in found, "a single node assigns no address twice"
-    assert f"{pitfalls.NAMESPACE}/large" in found["nad:mtu"]
-
-
-def test_k3_a_plugin_that_is_gone_stops_each_new_pod_and_one_run_brings_it_back(breakable):
-    pitfalls.plant_missing_plugin(breakable, "early")
-
-    assert "portmap" in pitfalls.lines(pitfalls.look(breakable), breakable.worker)["cni:plugin-missing"]
-
-    breakable.succeed("cluster.yml")
-    pitfalls.wait_running(breakable, "early")
-
-
-def test_m5_an_empty_configuration_is_named_and_written_anew(breakable):
-    pitfalls.plant_empty_conf(breakable)
-
-    assert pitfalls.CONF in pitfalls.lines(pitfalls.look(breakable), breakable.worker)["cni:conf-empty"]
-
-    breakable.node(breakable.worker, f"systemctl start {pitfalls.GUARD}")
-    with breakable.timed("M5: guard started -> configuration whole again"):
-        breakable.wait(lambda: "clusterNetwork" in pitfalls.conf_of(breakable), "whole", pitfalls.PATIENCE)
-    pitfalls.start(breakable, pitfalls.pod("after", breakable.worker))
 
 
 def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_removed(breakable):
@@ -74,22 +35,6 @@ def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_removed(bre
         )
     breakable.succeed("cluster.yml")
     pitfalls.wait_running(breakable, "stuck")
-
-
-def test_m7_a_foreign_configuration_is_named_and_never_taken_over_without_consent(breakable):
-    foreign = pitfalls.FOREIGN
-    pitfalls.plant_foreign_conf(breakable)
-
-    assert foreign in pitfalls.lines(pitfalls.look(breakable), breakable.worker)["cni:foreign-first"]
-
-    told = breakable.run("cluster.yml", "-e", "multus_foreign_allowed=false")
-    assert foreign in told.text
-    assert breakable.node(breakable.worker, f"ls {foreign}") == foreign
-    # Multus itself still delegates to the configured pod network, not to the first file.
-    assert "10-flannel" in pitfalls.conf_of(breakable) or "cbr0" in pitfalls.conf_of(breakable)
-
-    breakable.succeed("cluster.yml", "-e", "multus_foreign_allowed=true")
-    assert breakable.node(breakable.worker, f"ls {foreign} 2>/dev/null; true") == ""
 
 
 def test_k8_m9_what_flannel_and_multus_were_told_by_hand_is_named_and_taken_back(breakable):

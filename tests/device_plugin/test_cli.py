@@ -1,6 +1,5 @@
 """The command line as processes: Go's flag syntax, exit codes, streams, signals (1.1); and the distribution."""
 
-import ast
 import contextlib
 import fcntl
 import io
@@ -377,28 +376,10 @@ def test_an_unread_log_blocks_nothing(base, node):
     os.close(writing)
 
 
-# --- the distribution: generated code, the library inside, Python versions, layers ------------------------------------
+# --- the distribution: generated code, the library inside ------------------------------------
 
 
-SOURCES = sorted((PACKAGE / "rdma_device_plugin").glob("*.py"))
 LIBRARY = PACKAGE.parent / "plugins/module_utils/hca"
-# Lowest first: each imports only from the lines above it, never from its own line.
-LAYERS = [
-    {"gojson", "log", "sockets", "_build"},
-    {"events", "worker"},
-    {"config"},
-    {"pools"},
-    {"allocation", "devices", "modes"},
-    {"cdi", "slices", "claims"},
-    {"server", "explain", "claimspecs", "kubeapi"},
-    {"lifecycle", "publisher", "preparer"},
-    {"dra"},
-    {"status"},
-    {"metrics"},
-    {"daemon"},
-    {"cli"},
-    {"__main__"},
-]
 
 
 def test_the_generated_code_is_that_of_the_contract(base):
@@ -408,20 +389,6 @@ def test_the_generated_code_is_that_of_the_contract(base):
     assert len(made) == 4
     for path in made:
         assert (base / path).read_text() == (PACKAGE / path).read_text(), f"run device_plugin/generate.py: {path}"
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_a_module_imports_only_from_lower_layers(path):
-    if path.stem == "__init__":
-        return
-    # On the oldest Python of a node; every module must have a layer.
-    level = next(number for number, names in enumerate(LAYERS) if path.stem in names)
-    below = set().union(*LAYERS[:level]) | {"hca", "kubelet", "__version__", "hca.text"}
-    tree = ast.parse(path.read_text(), feature_version=(3, 9))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            names = {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
-            assert names <= below, f"{path.name}:{node.lineno} imports {sorted(names - below)}"
 
 
 def test_a_wheel_holds_the_package_and_the_library(base):
