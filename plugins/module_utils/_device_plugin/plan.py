@@ -28,6 +28,13 @@ def rivals(state: dict, names: list[str]) -> list[dict]:
     return [rival for rival in state["rivals"] if rival["names"] is None or set(rival["names"]) & set(names)]
 
 
+def in_pods(state: dict, wanted: dict) -> list[str]:
+    """Plugins in pods that the API server has to end before this one is installed, with consent; as objects."""
+    goes = wanted["present"] and wanted["migrate_allowed"]
+    others = rivals(state, wanted["names"]) if goes else []
+    return [f"process {rival['pid']} ({rival['kind']})" for rival in others if rival["pod"]]
+
+
 def plan(state: dict, wanted: dict) -> Plan:
     """state: see _device_plugin.node.read. wanted: present; and, if true: code (sha256), stamp, config, unit
     (texts), names (of the resources), wheels_missing (packages without a wheel for this node), from_index,

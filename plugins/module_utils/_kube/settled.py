@@ -38,7 +38,9 @@ def settled(asked: dict, root: str, run: Callable) -> dict[str, Any]:
     if asked["device_plugin"] is not None:
         given = _options(device_plugin.ARGUMENTS, asked["device_plugin"])
         state = device_plugin.read_for(root, given)
-        plans["device_plugin"] = device_plugin_plan.plan(state, device_plugin.wants(given, state))
+        wanted = device_plugin.wants(given, state)
+        plans["device_plugin"] = device_plugin_plan.plan(state, wanted)
+        further["device_plugin"] = device_plugin_plan.in_pods(state, wanted)
     objects = {
         name: [item.object for item in [*plan.changes, *plan.findings]] + further.get(name, [])
         for name, plan in plans.items()

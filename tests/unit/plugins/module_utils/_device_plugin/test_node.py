@@ -250,6 +250,19 @@ def test_beside_another_plugin_nothing_is_installed_without_consent(rival, allow
 
 
 @pytest.mark.parametrize(
+    ("wanted", "objects"),
+    [
+        ({"migrate_allowed": True}, ["process 9 (the Go plugin)"]),
+        ({"migrate_allowed": False}, []),
+        ({"present": False}, []),
+    ],
+)
+def test_a_plugin_in_pods_that_has_to_go_first_keeps_its_node_in_the_run(wanted, objects):
+    """Nothing changes on the node until then, so without these a run would take it for settled."""
+    assert planner.in_pods(RIVALS, {**WANTED, **wanted}) == objects
+
+
+@pytest.mark.parametrize(
     ("state", "wanted", "text"),
     [
         ({}, {"wheels_missing": ["grpcio"]}, "a locked wheel of grpcio"),

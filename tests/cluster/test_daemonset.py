@@ -1,6 +1,6 @@
-"""A running cluster that changes its kind: the device plugin in pods and back, the next releases of Kubernetes.
+"""The device plugin in pods: the service gives way to the DaemonSet, and back.
 
-The plugin's image is built as bundle.yml does, on a base out of the node's own Debian instead of a registry's.
+The image is built as bundle.yml does, on a base out of the node's own Debian instead of a registry's.
 """
 
 import hashlib
@@ -64,42 +64,3 @@ def test_the_service_gives_way_to_the_daemonset_and_back(breakable):
         assert served_by(breakable) == ({state}, pods, before[2])
         again = breakable.succeed("site.yml", *given)
         assert [again.changes(name) for name in breakable.nodes] == [set()] * len(breakable.nodes)
-
-
-# --- Kubernetes, one release after the other --------------------------------------------------------------------------
-
-CONSENT = ("-e", '{"k3s_drain_allowed": true}')
-
-
-@pytest.fixture
-def bundle(breakable, monkeypatch):
-    """Fills the bundle folder with another release's k3s."""
-
-    def fill(release):
-        monkeypatch.setenv("LAB_K3S", release)
-        breakable.labctl("bundle")
-
-    yield fill
-    monkeypatch.undo()
-    breakable.labctl("bundle")
-
-
-def releases(cluster):
-    return {row["status"]["nodeInfo"]["kubeletVersion"].rpartition(".")[0] for row in cluster.get("nodes")["items"]}
-
-
-def test_k3s_goes_up_one_release_at_a_time_and_skips_none(breakable, bundle):
-    whole = breakable.allocatable(pitfalls.RESOURCE)
-    bundle("1.37")
-    assert breakable.run("upgrade_k3s.yml", *CONSENT).code != 0
-    assert releases(breakable) == {"v1.35"}
-
-    for release in ("1.36", "1.37"):
-        bundle(release)
-        with breakable.timed(f"upgrade_k3s.yml to {release}"):
-            breakable.succeed("upgrade_k3s.yml", *CONSENT)
-        assert releases(breakable) == {f"v{release}"}
-        with breakable.timed(f"site.yml on {release}"):
-            healthy = breakable.succeed("site.yml")
-        assert [healthy.checks(name, "failed") for name in breakable.nodes] == [[]] * len(breakable.nodes)
-        assert breakable.allocatable(pitfalls.RESOURCE) == whole
