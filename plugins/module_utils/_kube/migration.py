@@ -66,16 +66,16 @@ def plan(seen: list[dict], options: dict) -> Plan:
         if replaced == name and not item["owner"]:
             continue
         obj = f"DaemonSet {name}"
-        wanted, seen = "no other RDMA device plugin", f"image {item['image']}"
+        wanted, image = "no other RDMA device plugin", f"image {item['image']}"
         if item["owner"]:
             step = f"remove the plugin from {item['owner']}, which would recreate the DaemonSet, and run again"
-            made.finding(obj, wanted, f"{seen}, managed by {item['owner']}", step)
+            made.finding(obj, wanted, f"{image}, managed by {item['owner']}", step)
         elif item["ours"] or allowed:
-            made.change(obj, "delete", seen, "")
+            made.change(obj, "delete", image, "")
         elif allowed is None:
             step = "set device_plugin_migrate_allowed: true to delete it first (running pods keep their devices, new "
             step += "ones wait a few seconds), or false to leave it"
-            made.finding(obj, wanted, seen, step)
+            made.finding(obj, wanted, image, step)
         else:
-            made.not_applied.append(f"{obj} ({seen}) stays: device_plugin_migrate_allowed is false")
+            made.not_applied.append(f"{obj} ({image}) stays: device_plugin_migrate_allowed is false")
     return made
