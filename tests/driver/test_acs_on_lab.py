@@ -43,18 +43,14 @@ def redirects(lab):
 def run(lab, acs):
     done = lab.run("host.yml", "-e", json.dumps({"pcie_acs": acs, "reboot_allowed": False, "cluster": False}))
     assert done.code == 0, done.text[-6000:]
-    reasons = [fact["rdma_reboot_reasons"] for fact in facts(lab, done) if "rdma_reboot_reasons" in fact]
+    reasons = done.facts(NODE, "rdma_reboot_reasons")
     return done.changes(NODE), reasons[-1] if reasons else []
-
-
-def facts(lab, done):
-    return [result["ansible_facts"] for result in done.results[NODE] if "ansible_facts" in result]
 
 
 def judged(lab):
     """(verdict of the pair's path, whether the HCA's ATS is on, statuses of the path's and of ACS' checks)."""
     done = lab.run("verify.yml", "-e", json.dumps({"pcie_acs": "topology", "cluster": False}))
-    pcie = [fact["rdma"]["pcie"] for fact in facts(lab, done) if "pcie" in fact.get("rdma", {})][-1]
+    pcie = [fact["pcie"] for fact in done.facts(NODE, "rdma") if "pcie" in fact][-1]
     checks = {
         check["id"].partition(":")[0]: status
         for status in ("passed", "failed", "not_verified")

@@ -79,10 +79,14 @@ class Run:
             for change in result.get("changes") or ()
         }
 
+    def facts(self, host, name):
+        """The values that tasks gave this fact, in their order."""
+        facts = [result["ansible_facts"] for result in self.results[host] if "ansible_facts" in result]
+        return [fact[name] for fact in facts if name in fact]
+
     def checks(self, host, status):
         """The named checks of the verification role with this status."""
-        facts = [result["ansible_facts"] for result in self.results[host] if "ansible_facts" in result]
-        checks = next(fact["rdma_checks"] for fact in facts if "rdma_checks" in fact)
+        checks = self.facts(host, "rdma_checks")[0]
         return [check for check in checks if check["status"] == status]
 
     def messages(self, host):

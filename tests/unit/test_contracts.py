@@ -123,8 +123,8 @@ def test_each_module_that_runs_on_a_node_has_a_guarded_action():
 
 
 def imports(path):
-    """(level, module) of each import of a file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """(level, module) of each import of a file, which the oldest Python of a node can read."""
+    for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 9))):
         if isinstance(node, ast.Import):
             yield from ((0, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
