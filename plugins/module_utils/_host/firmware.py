@@ -1,9 +1,9 @@
 """Values in the firmware of HCAs against those that a user states: read, written once, judged by the values in use.
 
-`read` asks mstconfig; `plan` is pure. A key has three values: the default, the current one
-that the firmware runs with, and the next one in flash. No source says
-which reset a key needs. So a value is written and recorded once, and one reboot is requested: a value that is then not
-in use is a finding, without a second attempt.
+`read` asks mstconfig, and devlink for a version that waits in flash; `plan` is pure. A key has three values: the
+default, the current one that the firmware runs with, and the next one in flash. No source says which reset a key needs.
+So a value is written and recorded once, and one reboot is requested: a value that is then not in use is a finding,
+without a second attempt.
 
 Source: mlxconfig/mlxcfg_ui.cpp of mstflint 4.21 and 4.31, for output and input.
 """
@@ -119,7 +119,7 @@ def chosen(facts: dict, stated: Mapping, made: Plan) -> dict[str, dict[str, str]
 
 def read(tree: Tree, run: Callable, facts: dict, stated: Mapping) -> dict:
     """{program, hcas: {address: {values: {key: {default, current, next, read_only}}, errors: {key: text}}}, before,
-    tried}.
+    tried, stored: {address: version}}.
     """
     asked = {} if malformed(stated) else chosen(facts, stated, Plan())
     path = program()
@@ -128,11 +128,24 @@ def read(tree: Tree, run: Callable, facts: dict, stated: Mapping) -> dict:
         "hcas": {address: _answer(run, [path, "-d", address], list(keys)) for address, keys in asked.items() if path},
         "before": recorded(tree, _BEFORE),
         "tried": {address: recorded(tree, _record(address)) for address in asked},
+        "stored": {address: _stored(run, address) for address in asked},
     }
 
 
 def program() -> str | None:
     return next((path for path in map(found, _PROGRAMS) if path), None)
+
+
+def _stored(run: Callable, address: str) -> str | None:
+    """The version in flash, if it is not the running one; None also if devlink does not tell."""
+    path = found("devlink")
+    try:
+        out = run([path, "-j", "dev", "info", f"pci/{address}"])[1] if path else ""
+        versions = json.loads(out)["info"][f"pci/{address}"]["versions"]
+        running, stored = (versions[state]["fw.version"] for state in ("running", "stored"))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return None if stored == running else stored
 
 
 def _record(address: str) -> str:
@@ -198,6 +211,9 @@ def plan(facts: dict, stated: Mapping, allowed: bool | None, root: str, made: Pl
     before = {address: dict(kept) for address, kept in answer["before"].items()}
     writes = Plan()
     for address, keys in wanted.items():
+        stored = answer["stored"].get(address)
+        if stored:
+            made.notes.append(f"{_OBJECT}{address}: version {stored} waits in flash, and a reset may also activate it")
         values = _values(answer, address, keys, allowed, made)
         unset = [value for value in values if not value.taken and value.tried is None]
         _judge(address, values, boot, allowed, made)

@@ -167,7 +167,7 @@ def test_firmware_that_differs_has_the_module_run_for_the_change_or_the_reboot(
     address = "0000:01:00.1"
     state = {"default": "True(1)", "current": current, "next": next_value, "read_only": False}
     hcas = {address: {"values": {"ATS_ENABLED": state}, "errors": {}}}
-    answer = {"program": "mstconfig", "hcas": hcas, "before": {}}
+    answer = {"program": "mstconfig", "hcas": hcas, "before": {}, "stored": {}}
     answer["tried"] = {address: {"ATS_ENABLED": {"value": "0", "boot_id": tried}}} if tried else {}
     stated = {"fabric_firmware": {address: {"ATS_ENABLED": False}}, "fabric_firmware_allowed": allowed}
     made, take = fabric_plan.on_node({**captured["gh200-cx7-roce"], "firmware": answer}, {**TYPED, **stated})

@@ -139,7 +139,7 @@ def test_what_firmware_runs_with_is_one_check_of_each_hca(node, current, allowed
     at, state = "0000:01:00.1", {"default": "True(1)", "current": current, "next": "False(0)", "read_only": False}
     hca = {"values": {} if current == "" else {"ATS_ENABLED": state}, "errors": {"ATS_ENABLED": "unknown"}}
     record = {at: {"ATS_ENABLED": {"value": "0", "boot_id": tried}} if tried else {}}
-    node.facts["firmware"] = {"program": "mstconfig", "hcas": {at: hca}, "before": {}, "tried": record}
+    node.facts["firmware"] = {"program": "mstconfig", "hcas": {at: hca}, "before": {}, "tried": record, "stored": {}}
     node.variables.update(fabric_firmware={at: {"ATS_ENABLED": False}}, fabric_firmware_allowed=allowed)
     told = [item["status"] for item in node.judged().values() if item["object"].startswith("firmware")]
     assert told == [status] * (status is not None)

@@ -29,8 +29,12 @@ class Mstconfig:
         state["PARTIAL_WRITE_CACHE_MODE"] = dict.fromkeys(("default", "current", "next"), 3)
         self.version, self.hcas, self.argvs = version, {at: json.loads(json.dumps(state)) for at in addresses}, []
         self.keeps, self.read_only, self.columns = (lambda key, value: value), (), ("default", "current", "next")
+        self.stored = "22.41.1000"
 
     def __call__(self, argv):
+        if argv[0].endswith("devlink"):
+            versions = {"running": {"fw.version": "22.41.1000"}, "stored": {"fw.version": self.stored}}
+            return 0, json.dumps({"info": {argv[4]: {"driver": "mlx5_core", "versions": versions}}}), ""
         self.argvs.append(argv[1:])
         words = [word for word in argv[3:] if not word.startswith("-")]
         if argv[2] not in self.hcas:
@@ -91,7 +95,8 @@ def facts(*hcas, boot="first"):
 @pytest.fixture
 def run(tmp_path, put, monkeypatch):
     """run(double, stated, allowed, boot, check): the last plan and the changes, from the module's own functions."""
-    put("bin/mstconfig").chmod(0o755)
+    for program in ("mstconfig", "devlink"):
+        put(f"bin/{program}").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
     def once(double, stated, allowed=True, boot="first", check=False):
@@ -292,6 +297,8 @@ def test_what_another_has_written_gets_one_reboot_too(run):
     double = Mstconfig("4.31", A, B)
     double.hcas[A]["ATS_ENABLED"]["next"] = double.hcas[B]["ATS_ENABLED"]["next"] = 0
     assert (run(double, ATS, None)[0].reboot_reasons, len(run(double, ATS, None)[0].notes)) == ([], 2)
+    double.stored = "22.43.1014"
+    assert sum(double.stored in note for note in run(double, ATS, None)[0].notes) == 2
     assert len(run(double, ATS)[0].reboot_reasons) == 2
     with pytest.raises(Refused) as refused:
         run(double, ATS, boot="second")
