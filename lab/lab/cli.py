@@ -190,7 +190,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         description="The lab: two virtual machines with a real RDMA kernel stack, joined by cables on loopback.",
         epilog="Environment: LAB_PORT_BASE (22220: ssh on +1 and +2, cables on +11 to +92), LAB_DIR (.lab), "
         "LAB_ACCEL (auto, tcg, kvm), LAB_MEMORY_MIB (3072, each node), LAB_NODES (node1 node2), LAB_CLUSTER (auto; "
-        "release, testbed, mirror, none), LAB_K3S (1.35; 1.37), LAB_GPU (1: a GPU's double beside eth2).",
+        "release, testbed, mirror, none), LAB_K3S (1.35; 1.36, 1.37), LAB_GPU (1: a GPU's double beside eth2).",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="build the image once, boot both nodes or reuse them")

@@ -41,9 +41,7 @@ type Config struct {
 	PauseImage        string `json:"pause-image,omitempty"`
 	Disable           list   `json:"disable,omitempty"`
 	BindAddress       string `json:"bind-address,omitempty"`
-	HTTPSListenPort   int    `json:"https-listen-port,omitempty"`
 	WriteKubeconfig   string `json:"write-kubeconfig,omitempty"`
-	DisableAgent      bool   `json:"disable-agent,omitempty"`
 }
 
 // withoutEffect are options of k3s for parts that the double does not have.
@@ -76,11 +74,8 @@ func (l *list) UnmarshalJSON(data []byte) error {
 func readConfig() (*Config, error) {
 	config := &Config{ClusterCIDR: "10.42.0.0/16", ServiceCIDR: "10.43.0.0/16", FlannelBackend: "vxlan",
 		ClusterDomain: "cluster.local", PauseImage: "rancher/mirrored-pause:3.6", DataDir: "/var/lib/rancher/k3s",
-		KubeconfigMode: "0600", BindAddress: "0.0.0.0", HTTPSListenPort: 6443, WriteKubeconfig: "/etc/rancher/k3s/k3s.yaml"}
+		KubeconfigMode: "0600", BindAddress: "0.0.0.0", WriteKubeconfig: "/etc/rancher/k3s/k3s.yaml"}
 	first := "/etc/rancher/k3s/config.yaml"
-	if other := os.Getenv("K3S_CONFIG_FILE"); other != "" {
-		first = other
-	}
 	files := []string{first}
 	dropins, _ := filepath.Glob(first + ".d/*.yaml")
 	slices.Sort(dropins)

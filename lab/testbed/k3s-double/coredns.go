@@ -110,7 +110,7 @@ spec:
 // writeCoreDNS puts the add-on among the manifests, or takes it out where it is disabled.
 func writeCoreDNS(dir string, config *Config) error {
 	file := filepath.Join(dir, "coredns.yaml")
-	if slices.Contains(config.Disable, "coredns") || config.DisableAgent {
+	if slices.Contains(config.Disable, "coredns") {
 		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
 			return err
 		}

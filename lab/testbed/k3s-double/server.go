@@ -95,7 +95,7 @@ func runServer() error {
 		}
 	}
 	ca := pemOf(tls.certificate)
-	local := fmt.Sprintf("https://127.0.0.1:%d", config.HTTPSListenPort)
+	local := "https://127.0.0.1:6443"
 	credentials := filepath.Join(dir, "cred")
 	kubeconfig := func(folder, file, name string) (string, error) {
 		file = filepath.Join(folder, file+".kubeconfig")
@@ -117,9 +117,6 @@ func runServer() error {
 		return err
 	}
 	store, peer := "127.0.0.1:2379", "127.0.0.1:2380"
-	if port := config.HTTPSListenPort; port != 6443 { // a control plane beside another one
-		store, peer = fmt.Sprintf("127.0.0.1:%d", port+1), fmt.Sprintf("127.0.0.1:%d", port+2)
-	}
 	if err := awaitPredecessor(local[len("https://"):], store); err != nil {
 		return err
 	}
@@ -130,7 +127,7 @@ func runServer() error {
 	c := &children{ended: make(chan error, 8)}
 	arguments := []string{
 		"--etcd-servers=http://" + store, "--etcd-healthcheck-timeout=1m", "--etcd-readycheck-timeout=1m", "--request-timeout=3m",
-		"--secure-port=" + strconv.Itoa(config.HTTPSListenPort), "--bind-address=" + config.BindAddress, "--allow-privileged=true",
+		"--secure-port=6443", "--bind-address=" + config.BindAddress, "--allow-privileged=true",
 		"--service-cluster-ip-range=" + config.ServiceCIDR, "--client-ca-file=" + tls.path("server-ca.crt"),
 		"--tls-cert-file=" + tls.path("serving-kube-apiserver.crt"), "--tls-private-key-file=" + tls.path("serving-kube-apiserver.key"),
 		"--kubelet-client-certificate=" + tls.path("client-kube-apiserver.crt"), "--kubelet-client-key=" + tls.path("client-kube-apiserver.key"),
@@ -192,17 +189,15 @@ func runServer() error {
 	if err := c.start("kube-scheduler", flags.Merge(arguments, config.SchedulerArg)...); err != nil {
 		return err
 	}
-	if !config.DisableAgent {
-		// Where an agent's kubelet has its own as well.
-		node, err := kubeconfig(filepath.Join(config.DataDir, "agent"), "kubelet", "client-kubelet")
-		if err != nil {
-			return err
-		}
-		if err := startNode(c, config, tls.dir, node, "--kubeconfig="+node); err != nil {
-			return err
-		}
-		go setRole(client, local+"/api/v1/nodes/"+config.NodeName)
+	// Where an agent's kubelet has its own as well.
+	node, err := kubeconfig(filepath.Join(config.DataDir, "agent"), "kubelet", "client-kubelet")
+	if err != nil {
+		return err
 	}
+	if err := startNode(c, config, tls.dir, node, "--kubeconfig="+node); err != nil {
+		return err
+	}
+	go setRole(client, local+"/api/v1/nodes/"+config.NodeName)
 	manifests := filepath.Join(dir, "manifests")
 	if err := writeCoreDNS(manifests, config); err != nil {
 		return err
