@@ -27,7 +27,8 @@ def lab():
     made.variables = ()
     kernel_modules.give(made, NODE, "hca_double")
     made.node(NODE, PLUG)
-    return made
+    yield made
+    made.node(NODE, "rmmod hca_double")
 
 
 def reset(lab):

@@ -135,7 +135,7 @@ def test_a_build_that_fails_stops_the_run_before_the_driver_changes(node):
 
 
 def test_nobody_has_said_whether_the_node_may_reboot(node):
-    stops(node, "reboot_allowed is not set", reboot_allowed=None)  # the lab's inventory says yes
+    stops(node, "object: reboot_allowed", reboot_allowed=None)  # the lab's inventory says yes
 
 
 def test_installed_and_not_in_memory_until_the_reboot(node):
@@ -167,7 +167,7 @@ def test_a_reload_is_refused_where_the_way_in_goes_over_the_hca(node):
     node.ssh("rdma link add rxe99 type rxe netdev eth0")
     try:
         asked = {"driver_activation": "reload", "driver_reload_allowed": True, "reboot_allowed": True, **SECOND}
-        stops(node, "the default route uses eth0", "SSH session from", repository="second", **asked)
+        stops(node, "id: management-path", "object: interface eth0", repository="second", **asked)
     finally:
         node.ssh("rdma link delete rxe99")
 
