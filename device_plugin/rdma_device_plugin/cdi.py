@@ -61,7 +61,10 @@ def write(directory: str, offer: Offer) -> bool:
 
 def update(directory: str, path: str, made: dict[str, Any]) -> bool:
     """Write a spec to its file unless it is there; True if it was missing."""
-    text = json.dumps(made, indent=1) + "\n"
+    return update_file(directory, path, json.dumps(made, indent=1) + "\n")
+
+
+def update_file(directory: str, path: str, text: str) -> bool:
     try:
         with open(path, encoding="utf-8") as present:
             if present.read() == text:

@@ -14,6 +14,9 @@ from .devices import DRIVER
 # A UID becomes part of a file name. The API server's are UUIDs; names of both kinds are DNS subdomains.
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}\Z")
 _SHOWN = 80
+# A label or a subdomain, which becomes part of paths.
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")
+_CLAIM_OF_POD = "resource.kubernetes.io/pod-claim-name"
 # The opaque parameters of a claim whose pod gets an interface of each allocated rail.
 NETWORK = {"apiVersion": f"{DRIVER}/v1", "kind": "Network"}
 
@@ -60,12 +63,20 @@ class Prepared(NamedTuple):
     network: str = ""
 
 
+class Metadata(NamedTuple):
+    """What containers can read about a claim's devices. folder: below theirs; documents: (request, text) pairs."""
+
+    folder: str = ""
+    documents: tuple[tuple[str, str], ...] = ()
+
+
 class Record(NamedTuple):
     """A prepared claim. pod: uid of the pod that gets its networks; empty without networks."""
 
     key: Key
     devices: tuple[Prepared, ...] = ()
     pod: str = ""
+    metadata: Metadata = Metadata()
 
 
 def shown(text: Any) -> str:
@@ -132,6 +143,33 @@ def pod(claim: Any, key: Key) -> str:
         f"for its pod, seen owners {shown(owners)} and users {shown(users)}; use a ResourceClaimTemplate in the pod "
         "(resourceClaimTemplateName)"
     )
+
+
+def metadata(claim: Any, key: Key, attributes: list[dict[str, Any]]) -> Metadata:
+    """The claim's device metadata (KEP-5304), with attributes of each of our results; none for odd names.
+
+    Source: k8s.io/dynamic-resource-allocation/api/metadata of 1.36 and 1.37; each version is a document.
+    """
+    in_pod = _at(claim, "metadata", "annotations", _CLAIM_OF_POD)
+    listed = [one for one in _at(claim, "status", "allocation", "devices", "results") if _at(one, "driver") == DRIVER]
+    devices: dict[str, list[Any]] = {}
+    for one, known in zip(listed, attributes):
+        row = {"driver": DRIVER, "pool": one["pool"], "name": one["device"], "attributes": known}
+        devices.setdefault(str(_at(one, "request")), []).append(row)
+    if not all(_NAME.match(name.partition("/")[0]) for name in (key.name, str(in_pod or "x"), *devices)):
+        return Metadata()
+    said = {"kind": "DeviceMetadata", "metadata": {"name": key.name, "namespace": key.namespace, "uid": key.uid}}
+    said.update({"podClaimName": in_pod} if in_pod else {})
+    documents = [
+        (name.partition("/")[0], {**said, "requests": [{"name": name, "devices": rows}]})
+        for name, rows in devices.items()
+    ]
+    versions = [f"metadata.resource.k8s.io/{version}" for version in ("v1beta1", "v1alpha1")]
+    texts = [
+        (name, "".join(json.dumps({"apiVersion": one, **document}) + "\n" for one in versions))
+        for name, document in documents
+    ]
+    return Metadata(f"resourceclaimtemplates/{in_pod}" if in_pod else f"resourceclaims/{key.name}", tuple(texts))
 
 
 def _result(one: Any, key: Key, node: str, asking: Callable[[str], bool]) -> Result:

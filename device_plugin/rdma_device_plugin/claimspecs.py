@@ -2,6 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The prepared claims on disk: one CDI spec file per claim, replaced atomically, which is also the claim's record.
+Beside it is a file of metadata per request, for containers; no runtime reads its suffix.
 
 An annotation has the data that a restart needs besides the containers' devices. Removing its file ends a claim. After a
 reboot the folder is empty, because no container runs, and the kubelet prepares again.
@@ -9,12 +10,13 @@ reboot the folder is empty, because no container runs, and the kubelet prepares 
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from typing import Any, Optional
 
 from . import cdi
-from .claims import Key, Prepared, Record, Result, valid_uid
+from .claims import Key, Metadata, Prepared, Record, Result, valid_uid
 from .devices import DRIVER
 
 CLASS = "rdma-claim"
@@ -23,6 +25,9 @@ CDI_VERSION = "0.6.0"  # the first with annotations
 NAMESPACE, NAME, DEVICES = f"{DRIVER}/namespace", f"{DRIVER}/name", f"{DRIVER}/devices"
 # Read by the CNI plugin rdma-claim: the pod and its networks.
 POD, NETWORKS = f"{DRIVER}/pod", f"{DRIVER}/networks"
+METADATA = f"{DRIVER}/metadata"
+# Where a container finds the metadata, by the API that MetadataFileName() and its kin in Kubernetes describe.
+CONTAINERS = "/var/run/kubernetes.io/dra-device-attributes"
 
 
 def file(uid: str) -> str:
@@ -34,19 +39,31 @@ def ids(record: Record) -> list[str]:
     return [f"{KIND}={record.key.uid}-{index}" for index in range(len(record.devices))]
 
 
-def encode(record: Record) -> dict[str, Any]:
+def _metadata_file(uid: str, request: str) -> str:
+    return f"{file(uid).removesuffix('.json')}_{request}.metadata"
+
+
+def encode(record: Record, directory: str) -> dict[str, Any]:
     """The containers' devices, one entry each, because a container may use a single request of a claim."""
     devices = []
+    left = [request for request, _text in record.metadata.documents]
     for index, device in enumerate(record.devices):
         edits: dict[str, Any] = {
             "deviceNodes": [{"path": path, "hostPath": path, "permissions": "rw"} for path in device.files]
         }
         if device.env:
             edits["env"] = [f"{name}={value}" for name, value in device.env]
+        for request in [request for request in left if request in device.result.requests]:
+            path = f"{CONTAINERS}/{record.metadata.folder}/{request}/{DRIVER}-metadata.json"
+            host = f"{directory}/{_metadata_file(record.key.uid, request)}"
+            edits.setdefault("mounts", []).append({"hostPath": host, "containerPath": path, "options": ["ro", "bind"]})
+            left.remove(request)
         devices.append({"name": f"{record.key.uid}-{index}", "containerEdits": edits})
     # The network's name tells whether the claim asks for one.
     allocated = [[*device.result[:-1], device.hca, device.port, device.network] for device in record.devices]
     said = {NAMESPACE: record.key.namespace, NAME: record.key.name, DEVICES: json.dumps(allocated)}
+    if record.metadata.documents:
+        said[METADATA] = json.dumps(record.metadata)
     networks = dict.fromkeys(device.network for device in record.devices if device.network)
     if networks:
         said.update({POD: record.pod, NETWORKS: ",".join(networks)})
@@ -61,7 +78,9 @@ def decode(document: Any, uid: str) -> Record:
         raise ValueError("the numbers of allocated devices and devices differ")
     prepared = tuple(_prepared(row, device["containerEdits"]) for row, device in zip(allocated, devices))
     pod = _text(annotations[POD]) if any(device.network for device in prepared) else ""
-    return Record(_key(document, uid), prepared, pod)
+    folder, documents = json.loads(annotations.get(METADATA, '["", []]'))
+    metadata = Metadata(_text(folder), tuple((_text(request), _text(text)) for request, text in documents))
+    return Record(_key(document, uid), prepared, pod, metadata)
 
 
 def _prepared(row: list[Any], edits: dict[str, Any]) -> Prepared:
@@ -88,12 +107,17 @@ def _text(value: Any) -> str:
 
 
 def write(directory: str, record: Record) -> bool:
-    """Update a claim's file; True if it changed. OSError leaves the old one."""
-    return cdi.update(directory, f"{directory}/{file(record.key.uid)}", encode(record))
+    """Update a claim's files; True if its spec changed. OSError leaves the old one."""
+    for request, text in record.metadata.documents:
+        cdi.update_file(directory, f"{directory}/{_metadata_file(record.key.uid, request)}", text)
+    return cdi.update(directory, f"{directory}/{file(record.key.uid)}", encode(record, directory))
 
 
 def remove(directory: str, uid: str) -> bool:
-    return cdi.remove_file(f"{directory}/{file(uid)}")
+    removed = cdi.remove_file(f"{directory}/{file(uid)}")
+    for path in glob.glob(f"{glob.escape(directory)}/{_metadata_file(uid, '*')}"):
+        cdi.remove_file(path)
+    return removed
 
 
 def load(directory: str) -> tuple[dict[str, Record], dict[str, Optional[Key]]]:

@@ -151,7 +151,9 @@ class Preparer:
     def _record(self, key: Key, claim: Any, results: tuple[Result, ...], check: bool = True) -> Record:
         pod = claims.pod(claim, key) if any(result.network for result in results) else ""
         chosen = [self._prepared(result, key, check) for result in results]
-        return Record(key, tuple(_with_env(chosen, self.devices)), pod)
+        known = [devices.find(result.device, self.devices) for result in results]
+        metadata = claims.metadata(claim, key, [devices.attributes(device) for device in known if device])
+        return Record(key, tuple(_with_env(chosen, self.devices)), pod, metadata)
 
     def _prepared(self, result: Result, key: Key, check: bool) -> Prepared:
         device = devices.find(result.device, self.devices)

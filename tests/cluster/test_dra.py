@@ -31,9 +31,10 @@ GPUS = (
     "systemd-run --quiet --unit=gpu-dra /usr/local/bin/gpu-dra -class {kind} -node-name {node}"
     " -kubeconfig /var/lib/rancher/k3s/agent/kubelet.kubeconfig"
 )
-CLAIM_FILES = "ls /var/run/cdi 2>/dev/null | grep rdma-claim; true"
+CLAIM_FILES = "ls /var/run/cdi 2>/dev/null | grep "rdma-claim.*json$"; true"
 SAID = "journalctl --boot --no-pager --unit=rdma-device-plugin --unit=k3s | grep -vi heartbeat | tail -n 60"
 SPACE = lab_pitfalls.NAMESPACE
+METADATA = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/fabric/*/*-metadata.json"
 PATIENCE = 600
 ROUNDS = int(os.environ.get("DRA_ROUNDS") or 3)
 PLACEMENTS = int(os.environ.get("DRA_PLACEMENTS") or 8)
@@ -297,6 +298,8 @@ def test_two_claims_share_one_hca_and_both_speak(over_dra):
     taken = [row for one in ("one", "other") for row in had[one].values()]
     assert [offered[pool, device]["name"] for _driver, pool, device in taken] == ["rxe0", "rxe0"]
     assert len(files(over_dra)) == 2
+    told = over_dra.kubectl("exec", "one", "-n", SPACE, "--", "sh", "-c", f"head -n 1 {METADATA}")
+    assert json.loads(told)["requests"][0]["devices"][0]["attributes"]["name"] == {"string": "rxe0"}
     at = address(over_dra, "eth2")
     talk(over_dra, "one", "other", at)
     talk(over_dra, "other", "one", at)

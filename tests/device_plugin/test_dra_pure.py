@@ -13,7 +13,7 @@ from harness import ENVIRONMENT, document, entry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from rdma_device_plugin import claims, claimspecs, cli, devices, modes, slices
-from rdma_device_plugin.claims import Key, Prepared, Record, Refused, Result
+from rdma_device_plugin.claims import Key, Metadata, Prepared, Record, Refused, Result
 from rdma_device_plugin.config import load
 from rdma_device_plugin.devices import Form
 from rdma_device_plugin.kubeapi import ApiProblem
@@ -105,23 +105,30 @@ RECORDS = some.builds(
     some.builds(Key, TEXT, TEXT, some.from_regex(r"[0-9a-f]{1,36}", fullmatch=True)),
     some.lists(PREPARED, min_size=1, max_size=3).map(tuple),
     TEXT,
-).map(lambda record: record if any(one.network for one in record.devices) else record._replace(pod=""))
+    some.builds(Metadata, TEXT, some.lists(some.tuples(TEXT, TEXT), max_size=2).map(tuple)),
+).map(
+    lambda record: record._replace(
+        pod=record.pod if any(one.network for one in record.devices) else "",
+        metadata=record.metadata if record.metadata.documents else Metadata(),
+    )
+)
 
 
 @ANY_TIME
 @given(RECORDS)
 def test_a_spec_holds_the_record_that_was_written(record):
-    assert claimspecs.decode(json.loads(json.dumps(claimspecs.encode(record))), record.key.uid) == record
+    assert claimspecs.decode(json.loads(json.dumps(claimspecs.encode(record, "/cdi"))), record.key.uid) == record
 
 
 @ANY_TIME
 @given(RECORDS, JSON, some.data())
 def test_a_spec_of_any_shape_is_a_record_or_unknown_and_no_surprise(tmp_path_factory, record, other, data):
-    document = json.loads(json.dumps(claimspecs.encode(record)))
-    place = data.draw(some.sampled_from(["all", "annotations", "devices", claimspecs.DEVICES, "env", "row"]))
+    document = json.loads(json.dumps(claimspecs.encode(record, "/cdi")))
+    inside = [claimspecs.DEVICES, claimspecs.METADATA]
+    place = data.draw(some.sampled_from(["all", "annotations", "devices", *inside, "env", "row"]))
     if place == "all":
         document = other
-    elif place == claimspecs.DEVICES:
+    elif place in inside:
         document["annotations"][place] = json.dumps(other)
     elif place == "env":
         document["devices"][0]["containerEdits"][place] = other
