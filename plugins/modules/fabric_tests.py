@@ -153,7 +153,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, co
 
 STATES = ["read", "started", "finished", "absent", "probed"]
 # Seconds to wait for answers from ports.
-PATIENCE = 4
+PATIENCE = 10  # seconds; only a port that stays silent takes them, and a busy node needs some to run the listener
 
 
 def read(params: dict) -> dict:
