@@ -31,7 +31,7 @@ GPUS = (
     "systemd-run --quiet --unit=gpu-dra /usr/local/bin/gpu-dra -class {kind} -node-name {node}"
     " -kubeconfig /var/lib/rancher/k3s/agent/kubelet.kubeconfig"
 )
-CLAIM_FILES = "ls /var/run/cdi 2>/dev/null | grep "rdma-claim.*json$"; true"
+CLAIM_FILES = "ls /var/run/cdi 2>/dev/null | grep 'rdma-claim.*json$'; true"
 SAID = "journalctl --boot --no-pager --unit=rdma-device-plugin --unit=k3s | grep -vi heartbeat | tail -n 60"
 SPACE = lab_pitfalls.NAMESPACE
 METADATA = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/fabric/*/*-metadata.json"

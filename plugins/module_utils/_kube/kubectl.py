@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -174,6 +176,9 @@ class Kubectl:
         self.calls = 0
         self._argv, self._limit, self._patience, self._next_step = list(argv), limit, patience, next_step
         self._clock, self._sleep = clock, sleep
+        # kubectl remembers the types of a server by its address for hours, also those of a cluster that is gone.
+        self._types = tempfile.mkdtemp(prefix="gpufabric-rdma-kubectl-")
+        weakref.finalize(self, shutil.rmtree, self._types, ignore_errors=True)
 
     def run(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
         """(exit status, output, error) of one call; NOT_STARTED and NO_END if there is no exit status."""
@@ -188,6 +193,7 @@ class Kubectl:
                 check=False,
                 encoding="utf-8",
                 errors="replace",
+                env=self._environment(),
             )
         except subprocess.TimeoutExpired as late:
             out = late.stdout or ""
@@ -289,7 +295,11 @@ class Kubectl:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env=self._environment(),
         )
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "KUBECACHEDIR": self._types}
 
     def _command(self) -> list[str]:
         folders = os.pathsep.join([os.environ.get("PATH", os.defpath), *_FOLDERS])

@@ -36,6 +36,11 @@ def test_a_type_is_absent_only_where_its_list_was_there(script, logged, asked, s
     assert finding.seen in [line.partition("] ")[2] for line in logged]
 
 
+def test_the_types_of_a_cluster_that_is_gone_are_not_remembered(script):
+    argv = [script("kubectl", 'ls "$KUBECACHEDIR"; touch "$KUBECACHEDIR/types"')]
+    assert [kubectl.Kubectl(argv).run("get")[1] for _client in range(2)] == ["", ""]
+
+
 class Cluster:
     """Replaces Kubectl and time: returns one list of objects per call, the last one forever."""
 
