@@ -238,7 +238,7 @@ def test_a_rail_comes_with_its_network_by_the_number_of_its_class(over_dra):
     attachment = over_dra.get("network-attachment-definition", "rail0")["metadata"]["annotations"]
     assert attachment[f"{DRIVER}/device-class"] == f"rail-0.{DRIVER}"
     start(over_dra, one)
-    assert "net1" in lab_pitfalls.interfaces(over_dra, "railed")
+    assert "net1" in lab_pitfalls.addresses(over_dra, "railed")
     hca = next(slices(over_dra)[pool, device] for _driver, pool, device in results(over_dra)["railed"].values())
     assert (hca["rail"], hca["name"]) == (0, "rxe0")
     assert "uverbs" in inside(over_dra, "railed", "ls", "/dev/infiniband")

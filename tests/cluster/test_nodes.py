@@ -389,3 +389,36 @@ def test_a_pod_gets_gpu_and_rail_of_one_numa_node_or_is_refused(breakable):
     with breakable.timed("pod with GPU and rail deleted and made again"):
         asking_pod(breakable, "again", GPU, RAILS[1])
         assert gpu_of(breakable, "again") == "gpu-1"
+
+
+SEND = """
+import socket, time
+with socket.socket(type=socket.SOCK_DGRAM) as sending:
+    sending.bind(("{}", 0))
+    for _ in range(100):
+        time.sleep(0.01)
+        sending.sendto(b"x", ("{}", 9))
+"""
+
+
+@pytest.mark.parametrize(("chain", "by"), [([], "net1"), ([{"type": "sbr"}], "net2")])
+def test_with_two_networks_in_one_subnet_a_pod_sends_by_its_own_with_source_route(breakable, chain, by):
+    """The plugins as `source_route` of an attachment renders them; each pod has the lower address on net1."""
+    for rail in (0, 1):
+        pool = {"subnet": "10.99.0.0/24", "rangeStart": f"10.99.0.{rail + 1}0", "rangeEnd": f"10.99.0.{rail + 1}9"}
+        macvlan = {"type": "macvlan", "master": f"eth{rail + 2}", "ipam": {"type": "host-local", "ranges": [[pool]]}}
+        pitfalls.apply(breakable, pitfalls.attachment(f"same{rail}", {"plugins": [macvlan, *chain]}))
+    names = ("sends", "hears")
+    pitfalls.start(breakable, *(pitfalls.pod(name, breakable.worker, "same0,same1") for name in names))
+    sender, hearer = (pitfalls.addresses(breakable, name)["net2"] for name in names)
+
+    def inside(*words):
+        return breakable.kubectl("exec", "sends", "-n", pitfalls.NAMESPACE, "--", *words)
+
+    def sent():
+        return [int(inside("cat", f"/sys/class/net/net{number}/statistics/tx_packets")) for number in (1, 2)]
+
+    before = sent()
+    inside("python3", "-c", SEND.format(sender, hearer))
+    carried = [now - then >= 100 for now, then in zip(sent(), before)]
+    assert carried == [by == "net1", by == "net2"]

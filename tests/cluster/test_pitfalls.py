@@ -56,7 +56,7 @@ def test_k8_m9_what_flannel_and_multus_were_told_by_hand_is_named_and_taken_back
     assert {change["object"] for host in healed.record.values() for change in host["changes"]} == taken_back
     assert pitfalls.pod_network_address(breakable, worker) == own
     pitfalls.start(breakable, pitfalls.pod("after", worker, "default/rail0"))
-    assert pitfalls.interfaces(breakable, "after") == ["eth0", "net1"]
+    assert [*pitfalls.addresses(breakable, "after")] == ["eth0", "net1"]
 
 
 def test_k5_a_node_that_is_not_ready_for_want_of_a_pod_network_holds_no_run_up(breakable):
@@ -98,7 +98,7 @@ def test_m3_m4_n13_a_new_boot_needs_no_hand_and_no_pod_comes_up_without_multus(b
         "all": pitfalls.taking(pitfalls.pod("all", name), whole),
     }
     pitfalls.start(breakable, *before.values())
-    assert "net1" in pitfalls.interfaces(breakable, "bound")
+    assert "net1" in pitfalls.addresses(breakable, "bound")
     pitfalls.apply(breakable, pitfalls.taking(pitfalls.pod("next", None, "default/rail0", on=name), 1))
     breakable.wait(
         lambda: f"Insufficient {pitfalls.RESOURCE}" in pitfalls.unscheduled(breakable, "next"),
@@ -123,7 +123,7 @@ def test_m3_m4_n13_a_new_boot_needs_no_hand_and_no_pod_comes_up_without_multus(b
         f"{removed - was_set:7.1f} s  startup taint on {name}; the waiting pod bound {bound - removed:.1f} s later"
     )
     assert was_set < removed < bound + 1
-    assert pitfalls.interfaces(breakable, "next") == ["eth0", "net1"]
+    assert [*pitfalls.addresses(breakable, "next")] == ["eth0", "net1"]
     assert pitfalls.complaints(breakable, "next") == ""
 
     # The annotation is Multus' last record; the pod itself shows the present state.

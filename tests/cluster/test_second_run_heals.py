@@ -52,4 +52,4 @@ def test_a_second_run_heals_five_pitfalls_and_touches_nothing_else(breakable):
         lambda: "clusterNetwork" in pitfalls.conf_of(breakable), "Multus' configuration is whole", pitfalls.PATIENCE
     )
     pitfalls.start(breakable, pitfalls.pod("after", worker, "default/rail0"))
-    assert pitfalls.interfaces(breakable, "after") == ["eth0", "net1"]
+    assert [*pitfalls.addresses(breakable, "after")] == ["eth0", "net1"]

@@ -85,10 +85,11 @@ def bound_at(cluster, name):
     return datetime.datetime.fromisoformat(told.replace("Z", "+00:00")).timestamp()
 
 
-def interfaces(cluster, name):
-    """Names of the pod's interfaces, as Multus reports them."""
+def addresses(cluster, name):
+    """{interface: address} of the pod, as Multus reports them."""
     found = cluster.get("pod", name, "-n", NAMESPACE).get("metadata", {}).get("annotations", {})
-    return [row.get("interface") for row in json.loads(found.get("k8s.v1.cni.cncf.io/network-status", "[]"))]
+    rows = json.loads(found.get("k8s.v1.cni.cncf.io/network-status", "[]"))
+    return {row.get("interface"): (row.get("ips") or [None])[0] for row in rows}
 
 
 def complaints(cluster, name, reason="FailedCreatePodSandBox"):
