@@ -156,20 +156,16 @@ def metadata(claim: Any, key: Key, attributes: list[dict[str, Any]]) -> Metadata
     for one, known in zip(listed, attributes):
         row = {"driver": DRIVER, "pool": one["pool"], "name": one["device"], "attributes": known}
         devices.setdefault(str(_at(one, "request")), []).append(row)
-    if not all(_NAME.match(name.partition("/")[0]) for name in (key.name, str(in_pod or "x"), *devices)):
+    requests = [name.partition("/")[0] for name in devices]
+    if not all(_NAME.match(name) for name in (key.name, str(in_pod or "x"), *requests)):
         return Metadata()
     said = {"kind": "DeviceMetadata", "metadata": {"name": key.name, "namespace": key.namespace, "uid": key.uid}}
     said.update({"podClaimName": in_pod} if in_pod else {})
-    documents = [
-        (name.partition("/")[0], {**said, "requests": [{"name": name, "devices": rows}]})
-        for name, rows in devices.items()
-    ]
+    documents = [{**said, "requests": [{"name": name, "devices": rows}]} for name, rows in devices.items()]
     versions = [f"metadata.resource.k8s.io/{version}" for version in ("v1beta1", "v1alpha1")]
-    texts = [
-        (name, "".join(json.dumps({"apiVersion": one, **document}) + "\n" for one in versions))
-        for name, document in documents
-    ]
-    return Metadata(f"resourceclaimtemplates/{in_pod}" if in_pod else f"resourceclaims/{key.name}", tuple(texts))
+    texts = ["".join(json.dumps({"apiVersion": one, **document}) + "\n" for one in versions) for document in documents]
+    folder = f"resourceclaimtemplates/{in_pod}" if in_pod else f"resourceclaims/{key.name}"
+    return Metadata(folder, tuple(zip(requests, texts)))
 
 
 def _result(one: Any, key: Key, node: str, asking: Callable[[str], bool]) -> Result:

@@ -391,14 +391,10 @@ def test_a_pod_gets_gpu_and_rail_of_one_numa_node_or_is_refused(breakable):
         assert gpu_of(breakable, "again") == "gpu-1"
 
 
-SEND = """
-import socket, time
-with socket.socket(type=socket.SOCK_DGRAM) as sending:
-    sending.bind(("{}", 0))
-    for _ in range(100):
-        time.sleep(0.01)
-        sending.sendto(b"x", ("{}", 9))
-"""
+SEND = (
+    "import socket, time; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('{}', 0)); "
+    "[(time.sleep(0.01), s.sendto(b'x', ('{}', 9))) for _ in range(100)]"
+)
 
 
 @pytest.mark.parametrize(("chain", "by"), [([], "net1"), ([{"type": "sbr"}], "net2")])

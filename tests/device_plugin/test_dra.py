@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import pathlib
 import sys
 import threading
 import time
@@ -56,7 +55,7 @@ def offering(base, node, api):
 
 
 def specs(base):
-    """The claims' specs, and files beside them that belong to none."""
+    # And files beside them that belong to none.
     names = [path.name for path in (base / "cdi").glob("*rdma-claim*")]
     own = [name for name in names if name.endswith(".json")]
     return sorted(name for name in names if name in own or f"{name.rpartition('_')[0]}.json" not in own)
@@ -319,9 +318,8 @@ def test_claims_are_prepared_once_and_each_has_its_answer(base, node, kubelet, a
         assert edits["env"] == ["RDMA_RAIL1_DEVICES=mlx5_1", "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1"]
         (mount,) = edits["mounts"]
         assert mount["containerPath"].split("/")[5:-1] == ["resourceclaims", "pair", "rail1"]
-        (told,) = json.loads(pathlib.Path(mount["hostPath"]).read_text().splitlines()[0])["requests"]
-        (device,) = told["devices"]
-        assert (device["name"], device["attributes"]["name"]) == (f"{DOWN}-u00", {"string": "mlx5_1"})
+        told = json.loads((base / mount["hostPath"]).read_text().splitlines()[0])["requests"][0]["devices"][0]
+        assert (told["name"], told["attributes"]["name"]) == (f"{DOWN}-u00", {"string": "mlx5_1"})
         assert driver.prepare(pair, single)["uid-pair"] == answer["uid-pair"], "a second time the same"
         assert checkpointed(base) == ["uid-pair", "uid-single"]
         unknown = ("default", "never", "uid-never")

@@ -153,6 +153,13 @@ def claim_of(results, config):
     return {"metadata": {"uid": "uid-1"}, "status": {"allocation": allocation}}
 
 
+@pytest.mark.parametrize("in_pod", ["a/../b", ".."])
+def test_no_name_leads_out_of_the_folder_of_metadata(in_pod):
+    found = claim_of([{"driver": devices.DRIVER, "pool": "node1", "device": "mlx5-0", "request": "rail"}], [])
+    found["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": in_pod}
+    assert claims.metadata(found, Key("default", "one", "uid-1"), [{}]) == Metadata()
+
+
 @ANY_TIME
 @given(
     JSON
