@@ -408,13 +408,13 @@ def test_with_two_networks_in_one_subnet_a_pod_sends_by_its_own_with_source_rout
     pitfalls.start(breakable, *(pitfalls.pod(name, breakable.worker, "same0,same1") for name in names))
     sender, hearer = (pitfalls.addresses(breakable, name)["net2"] for name in names)
 
-    def inside(*words):
-        return breakable.kubectl("exec", "sends", "-n", pitfalls.NAMESPACE, "--", *words)
+    def inside(*words, stdin=None):
+        return breakable.kubectl("exec", "-i", "sends", "-n", pitfalls.NAMESPACE, "--", *words, stdin=stdin)
 
     def sent():
         return [int(inside("cat", f"/sys/class/net/net{number}/statistics/tx_packets")) for number in (1, 2)]
 
     before = sent()
-    inside("python3", "-c", SEND.format(sender, hearer))
+    inside("python3", "-", stdin=SEND.format(sender, hearer))
     carried = [now - then >= 100 for now, then in zip(sent(), before)]
     assert carried == [by == "net1", by == "net2"]
