@@ -298,7 +298,7 @@ def test_two_claims_share_one_hca_and_both_speak(over_dra):
     taken = [row for one in ("one", "other") for row in had[one].values()]
     assert [offered[pool, device]["name"] for _driver, pool, device in taken] == ["rxe0", "rxe0"]
     assert len(files(over_dra)) == 2
-    told = over_dra.kubectl("exec", "one", "-n", SPACE, "--", "sh", "-c", f"head -n 1 {METADATA}")
+    told = over_dra.kubectl("exec", "-i", "one", "-n", SPACE, "--", "sh", stdin=f"head -n 1 {METADATA}")
     assert json.loads(told)["requests"][0]["devices"][0]["attributes"]["name"] == {"string": "rxe0"}
     at = address(over_dra, "eth2")
     talk(over_dra, "one", "other", at)
