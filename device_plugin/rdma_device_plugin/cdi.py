@@ -65,6 +65,7 @@ def update(directory: str, path: str, made: dict[str, Any]) -> bool:
 
 
 def update_file(directory: str, path: str, text: str) -> bool:
+    """The same for any text."""
     try:
         with open(path, encoding="utf-8") as present:
             if present.read() == text:

@@ -114,7 +114,7 @@ def results(claim: Any, key: Key, node: str) -> tuple[Result, ...]:
     if why:
         raise Refused(f"claim {key.text}: {why}; the kubelet asks again for a pod that holds it")
     asking = _asking(allocation, key)
-    found = tuple(_result(one, key, node, asking) for one in listed if _at(one, "driver") == DRIVER)
+    found = tuple(_result(one, key, node, asking) for one in _ours(listed))
     if not found:
         raise Refused(f"claim {key.text}: no device of {DRIVER} is allocated to it")
     return found
@@ -151,9 +151,8 @@ def metadata(claim: Any, key: Key, attributes: list[dict[str, Any]]) -> Metadata
     Source: k8s.io/dynamic-resource-allocation/api/metadata of 1.36 and 1.37; each version is a document.
     """
     in_pod = _at(claim, "metadata", "annotations", _CLAIM_OF_POD)
-    listed = [one for one in _at(claim, "status", "allocation", "devices", "results") if _at(one, "driver") == DRIVER]
     devices: dict[str, list[Any]] = {}
-    for one, known in zip(listed, attributes):
+    for one, known in zip(_ours(_listed(claim, "status", "allocation", "devices", "results")), attributes):
         row = {"driver": DRIVER, "pool": one["pool"], "name": one["device"], "attributes": known}
         devices.setdefault(str(_at(one, "request")), []).append(row)
     requests = [name.partition("/")[0] for name in devices]
@@ -166,6 +165,11 @@ def metadata(claim: Any, key: Key, attributes: list[dict[str, Any]]) -> Metadata
     texts = ["".join(json.dumps({"apiVersion": one, **document}) + "\n" for one in versions) for document in documents]
     folder = f"resourceclaimtemplates/{in_pod}" if in_pod else f"resourceclaims/{key.name}"
     return Metadata(folder, tuple(zip(requests, texts)))
+
+
+def _ours(listed: list[Any]) -> list[Any]:
+    """An allocation's results for this driver."""
+    return [one for one in listed if _at(one, "driver") == DRIVER]
 
 
 def _result(one: Any, key: Key, node: str, asking: Callable[[str], bool]) -> Result:

@@ -46,18 +46,15 @@ def _metadata_file(uid: str, request: str) -> str:
 def encode(record: Record, directory: str) -> dict[str, Any]:
     """The containers' devices, one entry each, because a container may use a single request of a claim."""
     devices = []
-    left = [request for request, _text in record.metadata.documents]
     for index, device in enumerate(record.devices):
         edits: dict[str, Any] = {
             "deviceNodes": [{"path": path, "hostPath": path, "permissions": "rw"} for path in device.files]
         }
         if device.env:
             edits["env"] = [f"{name}={value}" for name, value in device.env]
-        for request in [request for request in left if request in device.result.requests]:
-            path = f"{CONTAINERS}/{record.metadata.folder}/{request}/{DRIVER}-metadata.json"
-            host = f"{directory}/{_metadata_file(record.key.uid, request)}"
-            edits.setdefault("mounts", []).append({"hostPath": host, "containerPath": path, "options": ["ro", "bind"]})
-            left.remove(request)
+        mounts = _mounts(record, index, directory)
+        if mounts:
+            edits["mounts"] = mounts
         devices.append({"name": f"{record.key.uid}-{index}", "containerEdits": edits})
     # The network's name tells whether the claim asks for one.
     allocated = [[*device.result[:-1], device.hca, device.port, device.network] for device in record.devices]
@@ -68,6 +65,21 @@ def encode(record: Record, directory: str) -> dict[str, Any]:
     if networks:
         said.update({POD: record.pod, NETWORKS: ",".join(networks)})
     return {"cdiVersion": CDI_VERSION, "kind": KIND, "annotations": said, "devices": devices}
+
+
+def _mounts(record: Record, index: int, directory: str) -> list[dict[str, Any]]:
+    """The metadata files of a device: those of its requests that no device before it has."""
+    earlier = {request for device in record.devices[:index] for request in device.result.requests}
+    folder = f"{CONTAINERS}/{record.metadata.folder}"
+    return [
+        {
+            "hostPath": f"{directory}/{_metadata_file(record.key.uid, request)}",
+            "containerPath": f"{folder}/{request}/{DRIVER}-metadata.json",
+            "options": ["ro", "bind"],
+        }
+        for request, _text in record.metadata.documents
+        if request in record.devices[index].result.requests and request not in earlier
+    ]
 
 
 def decode(document: Any, uid: str) -> Record:

@@ -150,12 +150,15 @@ class Preparer:
 
     def _record(self, key: Key, claim: Any, results: tuple[Result, ...], check: bool = True) -> Record:
         pod = claims.pod(claim, key) if any(result.network for result in results) else ""
-        chosen = [self._prepared(result, key, check) for result in results]
-        known = [devices.find(result.device, self.devices) for result in results]
-        metadata = claims.metadata(claim, key, [devices.attributes(device) for device in known if device])
+        chosen, attributes = [], []
+        for result in results:
+            device = self._device(result, key)
+            chosen.append(self._prepared(result, device, key, check))
+            attributes.append(devices.attributes(device))
+        metadata = claims.metadata(claim, key, attributes)
         return Record(key, tuple(_with_env(chosen, self.devices)), pod, metadata)
 
-    def _prepared(self, result: Result, key: Key, check: bool) -> Prepared:
+    def _device(self, result: Result, key: Key) -> Device:
         device = devices.find(result.device, self.devices)
         if device is None:
             names = ", ".join(sorted(device.name for device in self.devices)[:10]) or "none"
@@ -163,6 +166,9 @@ class Preparer:
                 f"claim {key.text}: device {claims.shown(result.device)} is not on this node any more; it has {names}. "
                 "Was its HCA removed? Delete the pod, it will be rescheduled"
             )
+        return device
+
+    def _prepared(self, result: Result, device: Device, key: Key, check: bool) -> Prepared:
         if check:
             self._usable(device, key)
         network = self._network(device, key) if result.network else ""
