@@ -122,13 +122,13 @@ def read(tree: Tree, run: Callable, facts: dict, stated: Mapping) -> dict:
     tried, stored: {address: version}}.
     """
     asked = {} if malformed(stated) else chosen(facts, stated, Plan())
-    path = program()
+    path, devlink = program(), found("devlink")
     return {
         "program": path,
         "hcas": {address: _answer(run, [path, "-d", address], list(keys)) for address, keys in asked.items() if path},
         "before": recorded(tree, _BEFORE),
         "tried": {address: recorded(tree, _record(address)) for address in asked},
-        "stored": {address: _stored(run, address) for address in asked},
+        "stored": {address: _stored(run, devlink, address) for address in asked if devlink},
     }
 
 
@@ -136,12 +136,11 @@ def program() -> str | None:
     return next((path for path in map(found, _PROGRAMS) if path), None)
 
 
-def _stored(run: Callable, address: str) -> str | None:
+def _stored(run: Callable, devlink: str, address: str) -> str | None:
     """The version in flash, if it is not the running one; None also if devlink does not tell."""
-    path = found("devlink")
+    handle = f"pci/{address}"
     try:
-        out = run([path, "-j", "dev", "info", f"pci/{address}"])[1] if path else ""
-        versions = json.loads(out)["info"][f"pci/{address}"]["versions"]
+        versions = json.loads(run([devlink, "-j", "dev", "info", handle])[1])["info"][handle]["versions"]
         running, stored = (versions[state]["fw.version"] for state in ("running", "stored"))
     except (ValueError, KeyError, TypeError):
         return None
