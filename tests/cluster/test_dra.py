@@ -18,6 +18,7 @@ import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls
 from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_object
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import CHECKOUT
+from ansible_collections.gpufabric.rdma.tests.tools.lab_pitfalls import inside
 
 sys.path[:0] = [str(CHECKOUT / "lab")]
 
@@ -122,10 +123,6 @@ def files(cluster):
 def ready(cluster):
     conditions = cluster.get("node", cluster.server).get("status", {}).get("conditions", ())
     return any((row["type"], row["status"]) == ("Ready", "True") for row in conditions)
-
-
-def inside(cluster, name, *words):
-    return cluster.kubectl("exec", name, "-n", SPACE, "--", *words)
 
 
 def address(cluster, netdev):
@@ -298,7 +295,7 @@ def test_two_claims_share_one_hca_and_both_speak(over_dra):
     taken = [row for one in ("one", "other") for row in had[one].values()]
     assert [offered[pool, device]["name"] for _driver, pool, device in taken] == ["rxe0", "rxe0"]
     assert len(files(over_dra)) == 2
-    told = over_dra.kubectl("exec", "-i", "one", "-n", SPACE, "--", "sh", stdin=f"head -n 1 {METADATA}")
+    told = inside(over_dra, "one", "sh", stdin=f"head -n 1 {METADATA}")
     assert json.loads(told)["requests"][0]["devices"][0]["attributes"]["name"] == {"string": "rxe0"}
     at = address(over_dra, "eth2")
     talk(over_dra, "one", "other", at)

@@ -223,7 +223,6 @@ def test_packets_have_the_class_of_the_plan_and_rping_has_rdma_cms_default(break
 # --- Planned maintenance ----------------------------------------------------------------------------------------------
 
 PATIENCE = 900
-# The role's record of k3s' start. With another program in it: a run was cut off before the restart.
 SINCE = 'date -d "$(systemctl show --property=ActiveEnterTimestamp --value {})" +%s'
 BOOTED = "sed -n 's/^btime //p' /proc/stat"
 # One node after the other, for a reason that is given.
@@ -349,7 +348,7 @@ def asking_pod(cluster, name, *resources):
 
 def gpu_of(cluster, name):
     pitfalls.wait_running(cluster, name)
-    said = cluster.kubectl("exec", name, "-n", pitfalls.NAMESPACE, "--", "cat", "/proc/1/environ")
+    said = pitfalls.inside(cluster, name, "cat", "/proc/1/environ")
     return dict(entry.split("=", 1) for entry in said.split("\0") if "=" in entry)["GPU_DOUBLE"]
 
 
@@ -408,13 +407,11 @@ def test_with_two_networks_in_one_subnet_a_pod_sends_by_its_own_with_source_rout
     pitfalls.start(breakable, *(pitfalls.pod(name, breakable.worker, "same0,same1") for name in names))
     sender, hearer = (pitfalls.addresses(breakable, name)["net2"] for name in names)
 
-    def inside(*words, stdin=None):
-        return breakable.kubectl("exec", "-i", "sends", "-n", pitfalls.NAMESPACE, "--", *words, stdin=stdin)
-
     def sent():
-        return [int(inside("cat", f"/sys/class/net/net{number}/statistics/tx_packets")) for number in (1, 2)]
+        counters = (f"/sys/class/net/net{number}/statistics/tx_packets" for number in (1, 2))
+        return [int(text) for text in pitfalls.inside(breakable, "sends", "cat", *counters).split()]
 
     before = sent()
-    inside("python3", "-", stdin=SEND.format(sender, hearer))
+    pitfalls.inside(breakable, "sends", "python3", "-", stdin=SEND.format(sender, hearer))
     carried = [now - then >= 100 for now, then in zip(sent(), before)]
     assert carried == [by == "net1", by == "net2"]

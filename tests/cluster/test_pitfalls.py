@@ -127,7 +127,7 @@ def test_m3_m4_n13_a_new_boot_needs_no_hand_and_no_pod_comes_up_without_multus(b
     assert pitfalls.complaints(breakable, "next") == ""
 
     # The annotation is Multus' last record; the pod itself shows the present state.
-    inside = breakable.kubectl("exec", "bound", "-n", pitfalls.NAMESPACE, "--", "ls", "/sys/class/net").split()
+    inside = pitfalls.inside(breakable, "bound", "ls", "/sys/class/net").split()
     assert {"eth0", "net1"} <= set(inside)
     found = pitfalls.complaints(breakable, "bound")
     breakable.note(f"{len(found.splitlines()) - failed:7}    failed sandboxes after the {how} of {name}")

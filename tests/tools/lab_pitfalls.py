@@ -78,6 +78,12 @@ def start(cluster, *pods, patience=PATIENCE):
     wait_running(cluster, *(one["metadata"]["name"] for one in pods), patience=patience)
 
 
+def inside(cluster, name, *words, stdin=None):
+    """The output of a command in a pod."""
+    options = ("-i",) if stdin else ()
+    return cluster.kubectl("exec", *options, name, "-n", NAMESPACE, "--", *words, stdin=stdin)
+
+
 def bound_at(cluster, name):
     """When the scheduler bound the pod to its node; Unix time, whole seconds."""
     conditions = cluster.get("pod", name, "-n", NAMESPACE)["status"]["conditions"]
