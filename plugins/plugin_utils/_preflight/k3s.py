@@ -637,12 +637,19 @@ def _skew(decisions: dict, elsewhere: dict, report) -> None:
 
 
 def upgrade(decisions: dict) -> list[dict]:
-    """Problems of an upgrade to the bundle's version: a downgrade, a skipped minor, an agent newer than its servers."""
+    """Problems of an upgrade to the bundle's version: no k3s, a downgrade, a skipped minor, an agent newer than its
+    servers.
+    """
     found = []
     servers = [decided for decided in decisions.values() if decided["role"] == "server"]
     for decided in decisions.values():
         old, new, rows = decided["version"], decided.get("bundle_version"), []
-        if not old or not new or same_version(old, new):
+        if not old:
+            step = f"leave it out (--limit '!{decided['host']}'), and install k3s later with playbooks/cluster.yml"
+            rows = [Finding("k3s", "a version to upgrade", "none installed", step, "k3s:absent")]
+            found += at(decided["host"], rows)
+            continue
+        if not new or same_version(old, new):
             continue
         before, after = _parsed(old), _parsed(new)
         if before is None or after is None:

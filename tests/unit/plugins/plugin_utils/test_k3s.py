@@ -436,6 +436,7 @@ def test_the_labels_of_the_seeds_come_from_facts_or_from_nfd_never_from_both():
     ("v1.35.8+k3s1", "v1.35.6+k3s1", "or newer"),
     ("v1.35.8+k3s2", "v1.35.8+k3s1", "or newer"),
     ("nightly", "v1.35.8+k3s1", "versions that can be compared"),
+    (None, "v1.35.8+k3s1", "a version to upgrade"),
 ])  # fmt: skip
 def test_an_upgrade_goes_up_one_minor_at_a_time(old, new, words):
     decided = decide(node(seen={"version": old}), held=bundle(new), upgrade=True)
