@@ -219,8 +219,8 @@ class ActionModule(ActionBase):
         rows = folder.rows_of(lock, known, platforms, digests)
         described, files = folder.cached(where, lock.get("origin", "release"), rows)
         pythons, wheels = _wheels(read, os.path.join(where, "wheels"))
-        # A comparison fetches nothing: its roles report what is missing.
-        if partial or not (files or wheels):
+        # A comparison needs no libraries.
+        if not files and (partial or not wheels):
             return {"downloads": downloads}
         names = sorted({row["name"] for kind in ("artifacts", "images") for row in lock[kind]} & set(known))
         fetch = {

@@ -593,6 +593,18 @@ def _file(row: dict, dest: str, mode: str, typed: dict) -> dict:
     return {"src": row["path"], "dest": dest, "mode": mode, "sha256": row["sha256"], **source}
 
 
+def incomparable(decisions: dict) -> list[dict]:
+    """Files that are not those of the lock, for a comparison by a controller that has not fetched them."""
+    step = "run playbooks/site.yml here, which fetches and installs it"
+    return [
+        row
+        for host, decided in decisions.items()
+        for item in decided["files"]
+        if "url" not in item
+        for row in at(host, [Finding(item["dest"], f"sha256 {item['sha256']}", "another or no file", step)])
+    ]
+
+
 def same_version(installed: str, wanted: str) -> bool:
     """The program's version may have a build suffix that the bundle's lacks (v1.35.8 and v1.35.8+double1)."""
     return wanted in (installed, installed.partition("+")[0])

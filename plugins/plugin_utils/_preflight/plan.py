@@ -105,7 +105,7 @@ def _plan(nodes: list[dict], run: Run) -> dict:
         wrong = {item["host"] for item in findings}
         read = [node for node in read if node["host"] not in wrong]
     run = run._replace(registered=_registered(read, run))
-    if run.fetch:
+    if run.fetch and not run.partial:
         lacking = ", ".join(run.fetch["files"] + ["the device plugin's libraries"] * run.fetch["wheels"])
         made["notes"].append(f"{run.bundle} is filled first, with {lacking}")
     if read and (run.partial or len(read) == len(nodes)):
@@ -237,6 +237,8 @@ def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
         rows += needs.lacking_on(given, bundle, where, run.lock)
     if bundle is not None and not run.fetch:
         rows += at(CONTROLLER, bundle_folder.damaged(where, k3s.needed(decided["nodes"], bundle)))
+    if run.fetch and run.partial:
+        rows += k3s.incomparable(decided["nodes"])
     _add(made, "k3s", rows + (k3s.upgrade(decided["nodes"]) if run.upgrade else []))
     made["notes"] += decided["notes"] + needs.downloading(decided["nodes"], run.downloads)
     for name, decision in decided["nodes"].items():
@@ -375,7 +377,8 @@ def _node_ready(nodes: list[dict], run: Run, made: dict) -> None:
 def _networks(nodes: list[dict], run: Run, made: dict) -> None:
     """Planned from rails, which a node gets with its driver: after the host layer this is planned again."""
     made["networks"] = None
-    if HOST_LAYER in run.roles and not all(_facts(node)["rails"] for node in nodes):
+    coming = [node for node in nodes if node["variables"]["discovery_hca_required"] and not _facts(node)["rails"]]
+    if HOST_LAYER in run.roles and coming and not run.partial:
         return
     first = nodes[0]["variables"]
     known = list(dict.fromkeys([*run.nodes, *run.hosts]))

@@ -49,6 +49,7 @@ class Site:
         inventory = {"gpu_nodes": {"vars": common, "hosts": self.hosts}}
         (self.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
         ours = {"ANSIBLE_SSH_TIMEOUT": "3", "PATH": ansible_playbook.search_path(), "PWD": str(self.folder)}
+        ours["XDG_CACHE_HOME"] = str(self.folder / "cache")
         return running.play(self.folder, *words, program=program, **ours)
 
     def wrapper(self, *words) -> tuple[int, str]:
@@ -169,6 +170,18 @@ def test_a_node_that_does_not_answer_and_one_that_is_refused_give_4_and_hide_no_
     assert "variable rdma_netns_mode: wanted" in reasons["refused"]
     assert "Next step:" in reasons["refused"]
     assert reasons["away"].count("unreachable: ") == 1
+
+
+def test_an_empty_cache_on_the_controller_leaves_out_the_cni_plugins_only(tmp_path):
+    bare = Site(tmp_path)
+    bare.add("node1", "h100-8x-cx7-ib")
+    code, document, output = bare.drift("-e", "cluster=true")
+    assert code == 4, output
+    assert {role for role, _object in objects(document, "node1")} >= {"flannel", "node_ready", "multus"}
+    reasons = document["hosts"][0]["reasons"]
+    assert [row.split(":")[1] for row in reasons if row.startswith("role ")] == [" /usr/local/bin/k3s"]
+    assert [row[:13] for row in reasons if "gpufabric.rdma on the controller lacks" in row] == ["not verified:"]
+    assert not (tmp_path / "cache").exists()
 
 
 BROKEN = {
