@@ -116,8 +116,9 @@ def _plan(nodes: list[dict], run: Run) -> dict:
         made["lacking"] = dict(run.lacking)
     made["fetch"] = dict(run.fetch)
     if read and made.get("networks") and made.get("device_plugin"):
-        configured = made["hosts"][read[0]["host"]]["device_plugin"]["config"]
-        made["pod"] = first_pod(configured, made["networks"]["objects"], read[0]["variables"]["flannel_image"])
+        made["pod"] = first_pod(
+            made["device_plugin"]["config"], made["networks"]["objects"], read[0]["variables"]["flannel_image"]
+        )
     if HOST_LAYER in run.roles:
         made["settled"] = all(decided.get("settled") for decided in hosts.values())
     return with_findings(made, findings)
@@ -411,7 +412,10 @@ def _network_node(node: dict, known: list[str]) -> dict:
 
 def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
     _rules("device_plugin", nodes, run, made)
+    configs = {node["host"]: _plugin_config(node) for node in nodes}
+    mine = next((one for one in configs.values() if one["config"]), configs[nodes[0]["host"]])
     serving = [node for node in nodes if node["variables"]["device_plugin_api"] != config.PLUGIN]
+    serving = [node for node in serving if configs[node["host"]]["config"]]
     _names(serving, run, made)
     for node in serving:
         name = name_of(node)
@@ -421,14 +425,14 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
         made["notes"] += dra.notes(run.offered, serving[0]["variables"]["device_plugin_extended_resources"])
     for node in nodes:
         wheels, own = wheel_dir(node["variables"], bool(run.fetch)), node.get("k3s") or {}
-        made["hosts"][node["host"]]["device_plugin"] = {**_plugin_config(node), "wheel_dir": wheels}
+        made["hosts"][node["host"]]["device_plugin"] = {**configs[node["host"]], "wheel_dir": wheels}
         if node["variables"]["device_plugin_mode"] == "systemd" and not wheels and own.get("ensurepip") is False:
             _add(made, "device_plugin", at(node["host"], [plugin_plan.without_ensurepip(own["python"])]))
-    made["device_plugin"] = _plugin_of_cluster(nodes, serving, run, made["hosts"][nodes[0]["host"]]["device_plugin"])
+    made["device_plugin"] = {**_plugin_of_cluster(nodes, serving, run, mine), "config": mine["config"]}
 
 
 def _plugin_config(node: dict) -> dict:
-    """config.json, and whether the plugin sets interfaces up, which takes CAP_NET_ADMIN."""
+    """config.json, and whether the plugin sets interfaces up, which takes CAP_NET_ADMIN. Empty without rails."""
     typed, rails = node["variables"], _facts(node).get("rails")
     given, api = typed["device_plugin_resources"], typed["device_plugin_api"]
     try:
@@ -440,7 +444,7 @@ def _plugin_config(node: dict) -> dict:
 
 
 def _plugin_of_cluster(nodes: list[dict], serving: list[dict], run: Run, mine: dict) -> dict:
-    """objects of the DaemonSet and of DRA, and the namespace of their accounts. mine: config of the first node."""
+    """objects of the DaemonSet and of DRA, and the namespace of their accounts. mine: config of the first that has one."""
     typed = nodes[0]["variables"]
     in_pods, made = typed["device_plugin_mode"] == "daemonset", []
     if in_pods:

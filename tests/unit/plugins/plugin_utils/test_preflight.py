@@ -590,7 +590,18 @@ def test_the_plan_has_config_and_objects_of_the_device_plugin(read):
     bare["ansible_facts"]["rdma"]["rails"] = []
     decided = planned([bare], "device_plugin", hosts=["b"])
     assert ("device_plugin", "b", "variable device_plugin_resources") in where(decided)
-    assert decided["hosts"]["b"]["device_plugin"]["config"] == ""
+
+
+def test_a_server_without_hcas_has_no_plugin_and_the_cluster_takes_its_config_from_another_node(read):
+    given = {"device_plugin_api": "dra", "device_plugin_server": "a", "networks_rails": True}
+    head, worker = read("a", {"discovery_hca_required": False, **given}), read("b", given)
+    head["ansible_facts"]["rdma"].update(rails=[], hcas=[])
+    offered = {"version": "v1.35.1", "served": True, "gates": {}, "nodes": {}}
+    decided = planned([head, worker], "device_plugin", "networks", offered=offered)
+    assert where(decided) == set()
+    assert decided["hosts"]["a"]["device_plugin"]["config"] == ""
+    assert ("dra" in decided["hosts"]["a"], "dra" in decided["hosts"]["b"]) == (False, True)
+    assert decided["device_plugin"]["config"] == decided["hosts"]["b"]["device_plugin"]["config"] != ""
 
 
 def nad(name, resource):
