@@ -444,7 +444,7 @@ def _plugin_config(node: dict) -> dict:
 
 
 def _plugin_of_cluster(nodes: list[dict], serving: list[dict], run: Run, mine: dict) -> dict:
-    """objects of the DaemonSet and of DRA, and the namespace of their accounts. mine: config of the first that has one."""
+    """objects of the DaemonSet and of DRA, and the namespace of their accounts. mine: config of the first with any."""
     typed = nodes[0]["variables"]
     in_pods, made = typed["device_plugin_mode"] == "daemonset", []
     if in_pods:
