@@ -36,7 +36,7 @@ _DPKG = re.compile(rf"\nPackage: ({_PACKAGE})\n".encode())  # begins with plain 
 _RPM = re.compile(rf"^({_PACKAGE}) (\S+)$", re.MULTILINE)
 _OFED_INFO = re.compile(r"(MLNX_OFED_LINUX|OFED-internal)-(\d[0-9.-]*\d)")
 # Kernel drivers of an OFED stack; its user space without them runs on inbox drivers.
-_KERNEL_PACKAGES = re.compile(r"^(kmod-)?mlnx-(ofed-kernel|ofa_kernel)|^linux-modules-doca-ofed")
+_KERNEL_PACKAGES = re.compile(r"^(kmod-)?mlnx-(ofed-kernel|ofa_kernel)(?!-(devel|source|utils))|^linux-modules-doca-ofed")
 # MLNX_EN, the Ethernet-only stack, has its own packages.
 _EN_PACKAGES = re.compile(r"^(kmod-)?mlnx-en(-(dkms|modules|kmod|kmp).*)?$")
 _UBUNTU_PACKAGES = re.compile(r"^linux-modules-doca-ofed|^doca-ofed-(generic|[0-9.]+-dkms|aws|azure|gcp|oracle)")

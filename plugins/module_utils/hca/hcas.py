@@ -172,12 +172,12 @@ def _netdevs(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """(interfaces with their port, names of representors)."""
     if parent:
-        candidates = tree.listdir(f"{parent}/net")
+        known = tree.listdir(f"{parent}/net")
     else:
         # rxe names its parent. GIDs may also belong to a macvlan on top of the netdev, so they come second.
         stated = tree.read(f"{paths.INFINIBAND}/{name}/parent")
         known = [stated] if stated else sorted({owner for owner in owners.values() if owner})
-        candidates = known or [found for found in [network.by_mac(_mac(node_guid))] if found]
+    candidates = known or [found for found in [network.by_mac(_mac(node_guid))] if found]
     representors, found = [], []
     for candidate in candidates:
         netdev = network.netdev(candidate)
@@ -192,7 +192,7 @@ def _netdevs(
 
 
 def _mac(guid: Optional[str]) -> str:
-    """The MAC inside an EUI-64 node GUID: the only hint at a siw device's netdev."""
+    """The MAC inside an EUI-64 node GUID: the only hint at the netdev of siw, and of erdma, whose own function has none."""
     digits = (guid or "").replace(":", "")
     if len(digits) != 16 or digits[6:10] != "fffe":
         return ""
@@ -357,7 +357,7 @@ def _why_no_rdma(
     address: str, device: Optional[str], bound: Optional[str], modules: Callable[[list[str]], dict[str, dict[str, Any]]]
 ) -> tuple[str, str]:
     """(reason, next step): the first missing step from the PCI function to an RDMA device."""
-    if bound in pci.PASSED_ON:
+    if pci.passes_on(bound):
         return (
             f"It is bound to {bound}, which passes it to a virtual machine or a user-space driver.",
             f"To use it on this node: echo {address} > /sys/bus/pci/drivers/{bound}/unbind, remove what binds it "

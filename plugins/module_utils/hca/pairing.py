@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import NamedTuple, Optional
 
 from . import pci
-from .topology import CLASSES, Topology
+from .topology import CLASSES, Topology, ports
 
 SWITCH, _HOST_BRIDGE, _NODE, _MACHINE = range(4)
 
@@ -44,12 +44,14 @@ def pair(where: Topology, cards: dict[str, str], gpus: list[str], managed: Colle
         return None
     paired = {card for domain in covered for card in domain.cards}
     depths = {len(where.chain(cards[card])) for card in paired}
+    spots = {ports(where.chain(gpu)[:-1]) for gpu in gpus}
     kept = []
     for key, domain in domains.items():
         if not domain.gpus:
-            # Its GPU is not on the bus: a card placed like the paired ones, next to an empty port of its switch.
+            # Its GPU is not on the bus: a card placed like the paired ones, beside an empty port of its switch, where
+            # another switch has its GPU. Storage cards are beside empty bays.
             alike = {len(where.chain(cards[card])) for card in domain.cards} <= depths
-            if level != SWITCH or not alike or not where.vacant(key):
+            if level != SWITCH or not alike or not spots & where.vacant(key):
                 continue
         free = [card for card in domain.cards if card not in managed]
         kept.append(_Domain(domain.gpus, free if len(free) >= len(domain.gpus) else domain.cards))

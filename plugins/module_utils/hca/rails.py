@@ -390,8 +390,7 @@ def _dead(bus: Bus, hcas: list[dict[str, Any]]) -> dict[str, list[str]]:
     for address, code in bus.functions.items():
         if code.startswith(pci.NETWORK_CLASS) and address not in taken:
             kind = pci.kind(bus.tree, address)
-            virtual = bus.tree.readlink(f"{paths.PCI}/{address}/physfn")
-            given_away = virtual or pci.driver(bus.tree, address) in pci.PASSED_ON
+            given_away = pci.virtual(bus.tree, address) or pci.passes_on(pci.driver(bus.tree, address))
             if not given_away and kind != roots.DATA_DIRECT:
                 found.setdefault(kind, []).append(address)
     return found
