@@ -87,7 +87,7 @@ def next_kernel(tree: Tree, facts: dict) -> Optional[dict[str, Any]]:
     if disk["flavor"] == driver.INBOX or is_unknown(disk["flavor"]):
         return {"release": release, "has_stack": None}
     path = Catalogue(tree, release).path("mlx5_core")
-    return {"release": release, "has_stack": bool(path) and f"/{release}/kernel/" not in path}
+    return {"release": release, "has_stack": bool(path) and not driver.is_inbox(path or "")}
 
 
 def newest_kernel(tree: Tree) -> Optional[str]:
