@@ -338,6 +338,7 @@ def cards_without_rdma(
 
 # mlx4_pci_table and mthca_pci_table of the kernel: ConnectX to ConnectX-3 Pro, InfiniHost.
 _MLX4 = (range(0x6340, 0x6770), range(0x1002, 0x1011))
+_RECOVERY = range(0x0191, 0x0222)  # "Flash Recovery" in the PCI ID database, ConnectX to BlueField-4
 _MTHCA = (0x5A44, 0x5A46, 0x5E8C, 0x5E8D, 0x6274, 0x6278, 0x6279, 0x6282)
 
 
@@ -357,6 +358,11 @@ def _why_no_rdma(
     address: str, device: Optional[str], bound: Optional[str], modules: Callable[[list[str]], dict[str, dict[str, Any]]]
 ) -> tuple[str, str]:
     """(reason, next step): the first missing step from the PCI function to an RDMA device."""
+    if integer(f"0x{device}") in _RECOVERY:
+        return (
+            "Its firmware does not start: the card is in flash recovery mode.",
+            f"Burn an image for its part number (mstflint -d {address} -i IMAGE burn), then power-cycle the node.",
+        )
     if pci.passes_on(bound):
         return (
             f"It is bound to {bound}, which passes it to a virtual machine or a user-space driver.",

@@ -26,6 +26,7 @@ GPU_CLASSES = {
 }
 NETWORK_CLASS = "0x02"
 BRIDGE_CLASS = "0x0604"
+_RECOVERY_CLASS = "0x0580"  # a memory controller: a NIC whose firmware does not start
 _PASSED_ON = ("pciback", "pci-stub", "uio_pci_generic", "igb_uio")
 
 # Vendor: its devices, by id.
@@ -111,7 +112,7 @@ def driver(tree: Tree, address: str) -> Optional[str]:
 def is_card(tree: Tree, address: str, code: str) -> bool:
     """Whether a function is a physical one of a Mellanox NIC, which has an RDMA device once its drivers are loaded."""
     base = f"{paths.PCI}/{address}"
-    if not code.startswith(NETWORK_CLASS) or tree.read(f"{base}/vendor") != f"0x{MELLANOX}":
+    if not code.startswith((NETWORK_CLASS, _RECOVERY_CLASS)) or tree.read(f"{base}/vendor") != f"0x{MELLANOX}":
         return False
     other = hexadecimal(tree.read(f"{base}/device")) in _NO_NIC or (driver(tree, address) or "").startswith(_NO_DRIVER)
     return not other and not virtual(tree, address)
