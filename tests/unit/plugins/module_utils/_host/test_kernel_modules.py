@@ -84,7 +84,7 @@ def test_a_blacklist_is_named_with_path_and_line_and_never_forced(facts, loaded)
     [
         ("debian", "", "linux-image-amd64"),
         ("ubuntu", "debian", "linux-modules-extra-6.1.0-56-amd64"),
-        ("rocky", "rhel centos fedora", "kernel-modules-extra-6.1.0-56-amd64"),
+        ("rocky", "rhel centos fedora", "kernel-modules-6.1.0-56-amd64, else kernel-modules-extra-6.1.0-56-amd64"),
         ("arch", "", "kernel package"),
     ],
 )
