@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
-from ..hca import driver, paths, pci, rails, routes
+from ..hca import boot, driver, paths, pci, rails, routes
 from ..hca.management import addresses, below, ways
 from ..hca.modules import Catalogue
 from ..hca.netdevs import Network
@@ -76,33 +76,19 @@ def read(tree: Tree, facts: dict, software_hcas: bool = False, told: Optional[di
 
 
 def next_kernel(tree: Tree, facts: dict) -> Optional[dict[str, Any]]:
-    """The newest bootable kernel, if it is not the running one: {release, has_stack}.
+    """The kernel that boots next, if it is not the running one: {release, has_stack}.
 
     has_stack is None if the running kernel uses the inbox driver too, so nothing would be lost.
     """
     disk = facts["driver"]["on_disk"]
-    release = newest_kernel(tree)
+    entry, _source = boot.following(tree)
+    release = entry and entry.release
     if release is None or release == facts["node"]["kernel"]:
         return None
     if disk["flavor"] == driver.INBOX or is_unknown(disk["flavor"]):
         return {"release": release, "has_stack": None}
     path = Catalogue(tree, release).path("mlx5_core")
     return {"release": release, "has_stack": bool(path) and not driver.is_inbox(path or "")}
-
-
-def newest_kernel(tree: Tree) -> Optional[str]:
-    """The highest release with both an image in /boot and modules."""
-    releases = [
-        release
-        for release in tree.listdir("/lib/modules")
-        if tree.exists(f"/boot/vmlinuz-{release}") and tree.exists(f"/lib/modules/{release}/modules.dep")
-    ]
-    return max(releases, key=_as_rpm, default=None)
-
-
-def _as_rpm(release: str) -> list[tuple[bool, Any]]:
-    """Sort key: in the same place a number is newer than a word, so 427.13.1.el9_4 is newer than 427.el9."""
-    return [(part.isdecimal(), int(part) if part.isdecimal() else part) for part in re.findall(r"\d+|[a-z]+", release)]
 
 
 def hca_netdevs(facts: dict) -> list[str]:

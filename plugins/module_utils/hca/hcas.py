@@ -192,7 +192,7 @@ def _netdevs(
 
 
 def _mac(guid: Optional[str]) -> str:
-    """The MAC inside an EUI-64 node GUID: the only hint at the netdev of siw, and of erdma, whose own function has none."""
+    """The MAC inside an EUI-64 node GUID: the only hint at the netdev of siw, and of erdma, whose function has none."""
     digits = (guid or "").replace(":", "")
     if len(digits) != 16 or digits[6:10] != "fffe":
         return ""

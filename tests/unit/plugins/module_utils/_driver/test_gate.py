@@ -91,7 +91,7 @@ def remote(server):
     rbd, lun = "/sys/bus/rbd/devices/0/config_info", "/sys/devices/host5/session1/target5:0:0"
     iscsi = Over(links={"/sys/class/block/sda/device": f"../../../..{lun}"}, files={f"{lun}/vendor": "x"})
     iscsi += file("/sys/class/iscsi_connection/connection1:0/address", server)
-    nvme = file("/sys/class/nvme/nvme3/transport", "tcp") + file("/sys/class/nvme/nvme3/address", f"traddr={server},a=b")
+    nvme = file("/sys/class/nvme/nvme3/transport", "tcp") + file("/sys/class/nvme/nvme3/address", f"traddr={server}")
     return {
         "NFS": mounted("/m", "n:/h", "nfs4", f"rw,proto=tcp,addr={server}"),
         "CephFS": mounted("/m", f"{server}:6789,1.2.3:/", "ceph", "rw,name=admin,acl"),
