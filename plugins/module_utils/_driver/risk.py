@@ -311,19 +311,17 @@ def virtual_functions(tree: Tree, facts: dict) -> list[dict[str, Any]]:
     """
     functions = []
     for address, name, netdevs in _physical(tree, facts):
-        device = f"{paths.PCI}/{address}"
-        enabled = integer(tree.read(f"{device}/sriov_numvfs")) or 0
+        function = pci.function(tree, address)
+        enabled = function["sriov"]["enabled"]
         if enabled:
-            targets = (tree.target(f"{device}/{link}") for link in tree.listdir(device) if link.startswith("virtfn"))
-            vfs = sorted(filter(None, targets), key=pci.order)
             functions.append(
                 {
                     "hca": name,
                     "address": address,
                     "netdevs": netdevs,
                     "enabled": enabled,
-                    "passed_through": [vf for vf in vfs if pci.passes_on(pci.driver(tree, vf))],
-                    "settings": _vf_settings(tree, device, enabled),
+                    "passed_through": [vf for vf in function["virtfns"] if pci.passes_on(pci.driver(tree, vf))],
+                    "settings": _vf_settings(tree, f"{paths.PCI}/{address}", enabled),
                 }
             )
     return functions
