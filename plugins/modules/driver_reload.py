@@ -61,9 +61,6 @@ options:
         required: true
   timeout: {description: Seconds to wait for the interfaces to come back., type: int, default: 90}
   root: {description: 'For V(planned), root directory of the node.', type: path, default: /}
-seealso:
-  - module: gpufabric.rdma.driver
-  - module: gpufabric.rdma.hca_facts
 """
 
 EXAMPLES = r"""

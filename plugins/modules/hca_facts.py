@@ -87,9 +87,6 @@ options:
       - Whether software HCAs (C(rdma_rxe), C(siw)) may be automatic rails. They are listed under C(hcas) either way.
     type: bool
     default: false
-seealso:
-  - module: gpufabric.rdma.kernel_modules
-  - module: gpufabric.rdma.rdma_netns
 notes:
   - Run it as root. Other users may not see which processes own a network namespace, nor the options of some files.
 """
@@ -112,13 +109,6 @@ EXAMPLES = r"""
 - name: Capture this node
   gpufabric.rdma.hca_facts:
     capture: {name: h100-rack-7}
-  register: captured
-
-- name: Write the capture next to the playbook
-  gpufabric.rdma.report:
-    kind: capture
-    fixture: "{{ captured.fixture }}"
-    file: "{{ playbook_dir }}/h100-rack-7.yml"
 """
 
 RETURN = r"""
@@ -129,7 +119,6 @@ ansible_facts:
   contains:
     rdma:
       description: RDMA facts of the node.
-      returned: always
       type: dict
       contains:
         schema:
