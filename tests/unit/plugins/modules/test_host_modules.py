@@ -342,6 +342,7 @@ def test_the_facts_say_which_vfs_have_no_guid(node):
     device = sriov_vfs.read(str(node))["devices"]["0000:3b:00.0"]
     assert (device["infiniband"], device["node_guid"]) == (True, PORT_GUID)
     assert device["vf_guids"][0] == "0a11:2203:0030:0002"
+    assert "0000:3b:00.3" in device["held"][0]
     (vf / "node_guid").write_text("0000:0000:0000:0000\n")
     assert sriov_vfs.read(str(node))["devices"]["0000:3b:00.0"]["vf_guids"][0] is None
 

@@ -14,6 +14,7 @@ from ansible_collections.gpufabric.rdma.tests.tools.overlays import (
     DEVICE,
     ENROLLED,
     INSTALL,
+    KERNEL,
     KEY,
     LOOSE,
     NET,
@@ -81,6 +82,7 @@ LVM += Over(links={DATA: "../dm-0", "/sys/class/block/dm-0/slaves/nvme1n1": "../
 SWAP = file("/proc/swaps", "Filename Type Size Used Priority\n/dev/nvme0n1p3 partition 1 0 -2")
 NVME_RDMA = module("nvme_rdma", 1, "ib_core", "rdma_cm") + mounted("/data", "/dev/nvme3n1")
 NVME_RDMA += file("/sys/class/nvme/nvme3/transport", "rdma")
+GRUB = file("/boot/grub/grub.cfg", f"menuentry 'x' {{\nlinux /vmlinuz-{KERNEL}\n}}")
 THROUGH = ("reboot", "management-path storage")
 NFS_RDMA = mounted("/scratch", "10.0.0.1:/s", "nfs4", "rw,proto=rdma,addr=10.0.0.1")
 LUSTRE = module("ko2iblnd", 2, "rdma_cm") + mounted("/l", "1@o2ib:/l", "lustre")
@@ -143,6 +145,7 @@ ROWS = [
     Row("Secure Boot with signed modules", "reload", over=SECURE, wanted=RELOAD | {"signed": True}),
     Row("the next kernel has the driver too", *REBOOT, newer_kernel("updates/dkms/mlx5_core.ko"), TO_REBOOT),
     Row("and it is from Ubuntu", *REBOOT, newer_kernel("kernel/doca-ofed-26.01/mlx5_core.ko"), TO_REBOOT),
+    Row("but the boot menu has this one", *REBOOT, newer_kernel("kernel/mlx5_core.ko") + GRUB, TO_REBOOT),
     Row("the other kernel is older", *REBOOT, newer_kernel("kernel/mlx5_core.ko", "6.8.0-generic"), TO_REBOOT),
     # Reboot: a reload is ruled out.
     Row("default route over the HCA", *BY_MAC, default_route(NIC), says="the default route"),
@@ -162,6 +165,7 @@ ROWS = [
     Row("peermem in use", "reboot", "peermem-in-use", module("nvidia_peermem", 4, "ib_core")),
     Row("neither a module nor a process", "reboot", "unknown-user", file("/sys/module/rdma_cm/refcnt", "5")),
     Row("a job", "reboot", "process", process(4242, "python3", "uverbs0"), says="slurmd.service"),
+    Row("in a login", "reboot", "process", process(7, "ib_read_bw", "uverbs0", "/session-5.scope"), says="stop it and"),
     Row("the subnet manager", "reboot", "process", process(99, "opensm", "umad0", "/system.slice/opensm.service")),
     Row("VFs set by netlink", "reboot", "vf-settings vf-passed-through", wanted=INSTALL, fixture="vfs"),
     Row("switchdev mode with representors", "reboot", "switchdev", SWITCHDEV, says="eth9"),
