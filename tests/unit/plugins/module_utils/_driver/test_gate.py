@@ -96,8 +96,7 @@ def remote(server):
     nvme = file("/sys/class/nvme/nvme3/transport", "tcp") + file("/sys/class/nvme/nvme3/address", f"traddr={server}")
     return {
         "NFS": mounted("/m", "n:/h", "nfs4", f"rw,proto=tcp,addr={server}"),
-        "CephFS": mounted("/m", f"{server}:6789,1.2.3:/", "ceph", "rw,name=admin,acl"),
-        "CephFS since Quincy": mounted("/m", "admin@b3ac-057.fs=/", "ceph", f"rw,mon_addr={server}:6789/1::2"),
+        "CephFS": mounted("/m", "admin@b3ac-057.fs=/", "ceph", f"rw,mon_addr={server}:6789/1::2"),
         "Lustre": mounted("/m", f"{server}@tcp:/scratch", "lustre"),
         "GlusterFS": mounted("/m", f"{server}:/volume", "fuse.glusterfs"),
         "a Ceph block device": mounted("/m", "/dev/rbd0") + file(rbd, f"{server}:6789 name=admin rbd vol -"),

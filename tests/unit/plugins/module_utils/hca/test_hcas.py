@@ -2,7 +2,6 @@
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
-    Tree,
     counters,
     hcas,
     pci,
@@ -11,7 +10,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
     topology,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.management import uses
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import RXE_OVERHEAD, Network, ib_mtu
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import RXE_OVERHEAD, ib_mtu
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 CARD = "pci0000:00/0000:00:01.0/0000:01:00"
@@ -83,7 +82,6 @@ def below(switch, slot, address):
 
 
 def card(node, number, switch=None):
-    """A card with its own switch, or below another one's; the path of its HCA."""
     chain = below(switch or f"b{number}", f"0{number}", f"0001:{number:02x}:00.0")
     path = node.pci(chain, *CX7, "mlx5_core")
     node.hca(f"mlx5_{number}", path)
@@ -153,11 +151,9 @@ def test_storage_cards_and_shares_of_gpus_take_no_number(node):
 
 
 def test_an_hca_whose_function_has_no_interface_has_that_of_its_mac(node):
-    for name, guid in (("eth0", "0216:3eff:fe00:0001"), ("eth1", "0216:3eff:fe00:0002")):
-        node.netdev(name, address=f"00:16:3e:00:00:0{guid[-1]}")
-        node.hca(f"erdma_{name[-1]}", node.pci(f"pci0000:00/0000:00:0{guid[-1]}.0", "1ded", "107f"), node_guid=guid)
-    node.default_route("eth0")
-    assert [(rail["hca"], rail["netdev"]) for rail in node.facts(RAILS)["rails"]] == [("erdma_1", "eth1")]
+    node.netdev("eth1", address="00:16:3e:00:00:02")
+    node.hca("erdma_1", node.pci("pci0000:00/0000:00:08.0", "1ded", "107f"), node_guid="0216:3eff:fe00:0002")
+    assert [rail["netdev"] for rail in node.facts(RAILS)["rails"]] == ["eth1"]
 
 
 def test_a_device_with_two_ports_wants_the_port_too(node):
@@ -177,7 +173,6 @@ SSH = "head\n 0: 0500000A:08AE 0101000A:C000 01 0 0 0 0 0 1 0"
 
 
 def ports(node, *names, rest="eno1"):
-    """Interfaces of one PCI function each, with an HCA; rest: one without."""
     for index, name in enumerate(names):
         path = node.pci(f"pci0000:00/0000:00:0{index + 1}.0/0000:0{index + 1}:00.0", *CX7_MLX5)
         node.hca(f"mlx5_{index}", path)
@@ -290,15 +285,6 @@ def test_both_tables_of_a_node(node):
     ]
 
 
-def test_the_default_route_stands_on_everything_below_it(node):
-    for name in ("p0", "p1", "p2", "bond0", "bond0.7"):
-        node.netdev(name)
-    node.enslave("p0", "bond0").enslave("p1", "bond0")
-    node.link("/sys/devices/virtual/net/bond0.7/lower_bond0", "/sys/devices/virtual/net/bond0")
-    node.default_route("bond0.7")
-    assert set(Network(node.tree()).management()) == {"bond0.7", "bond0", "p0", "p1"}
-
-
 @pytest.mark.parametrize(
     ("mtu", "overhead", "wanted"),
     [
@@ -331,7 +317,6 @@ def test_governors_are_counted(node):
         node.write(f"/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor", governor)
     node.write("/sys/devices/system/cpu/cpuidle/current_driver", "x")
     assert counters.governors(node.tree()) == {"powersave": 2, "performance": 1}
-    assert counters.governors(Tree(str(node.root / "nothing"))) == {}
 
 
 BUS, PORT = "pci0000:10", "pci0000:10/0000:10:01.0"
@@ -406,7 +391,6 @@ def test_a_software_hca_has_the_root_of_its_netdev_through_virtio_and_a_bond_on_
 
 
 def test_the_root_of_the_data_direct_function_counts(node):
-    """Two adjacent cards, each with its Data Direct function below another root; and a card without one."""
     node.hca("mlx5_0", node.pci("pci0003:00/0003:00:01.0/0003:01:00.0", *CX7_MLX5))
     assert root_of(node, "mlx5_0") == "pci0003:00"
     for number in (1, 2):
