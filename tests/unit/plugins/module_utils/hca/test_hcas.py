@@ -152,7 +152,7 @@ def test_storage_cards_and_shares_of_gpus_take_no_number(node):
 
 def test_an_hca_whose_function_has_no_interface_has_that_of_its_mac(node):
     node.netdev("eth1", address="00:16:3e:00:00:02")
-    node.hca("erdma_1", node.pci("pci0000:00/0000:00:08.0", "1ded", "107f"), node_guid="0216:3eff:fe00:0002")
+    node.hca("erdma_1", node.pci(f"{CARD}.0", "1ded", "107f", "0x020000"), node_guid="0216:3eff:fe00:0002")
     assert [rail["netdev"] for rail in node.facts(RAILS)["rails"]] == ["eth1"]
 
 
