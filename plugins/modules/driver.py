@@ -13,7 +13,7 @@ description:
     left alone; M(gpufabric.rdma.driver_reload) decides how the new one gets loaded.
   - Before anything on the node changes, a trial run checks that the key has the pinned fingerprint and signs the
     repository, the version exists, no other package would be removed, and the base DKMS module builds with the real
-    C(dkms) for the running and for the newest kernel. Only C(dkms), headers and their dependencies are installed before
+    C(dkms) for the running and for the next kernel. Only C(dkms), headers and their dependencies are installed before
     that build.
   - The C(apt) path runs against real packages in the lab. The C(dnf) path has the same steps, compared as command
     lines; its packages are checked and unpacked by the real C(rpm) tools in the tests.

@@ -19,8 +19,7 @@ options:
     description:
       - V(planned) changes nothing. It checks what depends on the driver (management access, mounted storage, processes,
         other kernel modules, virtual functions, interface names, Secure Boot, pods and cluster operators) and returns a
-        verdict with its reasons, from files only. Policy routing, and the next name of an interface without udev data,
-        cannot be read from files; the latter is listed in RV(notes).
+        verdict with its reasons.
       - V(reloaded) reloads the driver. Run V(planned) first, since it does not check what depends on the driver.
       - V(restored) restores what an earlier reload has lost and not restored.
     type: str
@@ -62,20 +61,13 @@ options:
         required: true
   timeout: {description: Seconds to wait for the interfaces to come back., type: int, default: 90}
   root: {description: 'For V(planned), root directory of the node.', type: path, default: /}
-seealso:
-  - module: gpufabric.rdma.driver
-  - module: gpufabric.rdma.hca_facts
 """
 
 EXAMPLES = r"""
-- name: See what a driver installation would require
+- name: See what a driver installation would require and disturb
   gpufabric.rdma.driver_reload:
     state: planned
     change: doca 3.2.1 is installed
-
-- name: Check what a reload would disturb
-  gpufabric.rdma.driver_reload:
-    state: planned
     reload_allowed: true
   register: gate
 

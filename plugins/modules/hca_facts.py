@@ -87,9 +87,6 @@ options:
       - Whether software HCAs (C(rdma_rxe), C(siw)) may be automatic rails. They are listed under C(hcas) either way.
     type: bool
     default: false
-seealso:
-  - module: gpufabric.rdma.kernel_modules
-  - module: gpufabric.rdma.rdma_netns
 notes:
   - Run it as root. Other users may not see which processes own a network namespace, nor the options of some files.
 """
@@ -97,13 +94,6 @@ notes:
 EXAMPLES = r"""
 - name: Gather RDMA facts of a node
   gpufabric.rdma.hca_facts:
-
-- name: Show each HCA with its state
-  ansible.builtin.debug:
-    msg: "{{ item.name }} {{ item.pci.model }} {{ item.ports | map(attribute='state') | join(' ') }}"
-  loop: "{{ ansible_facts.rdma.hcas }}"
-  loop_control:
-    label: "{{ item.name }}"
 
 - name: Gather HCAs without their GID tables, with two named rails
   gpufabric.rdma.hca_facts:
@@ -119,13 +109,6 @@ EXAMPLES = r"""
 - name: Capture this node
   gpufabric.rdma.hca_facts:
     capture: {name: h100-rack-7}
-  register: captured
-
-- name: Write the capture next to the playbook
-  gpufabric.rdma.report:
-    kind: capture
-    fixture: "{{ captured.fixture }}"
-    file: "{{ playbook_dir }}/h100-rack-7.yml"
 """
 
 RETURN = r"""
@@ -136,17 +119,14 @@ ansible_facts:
   contains:
     rdma:
       description: RDMA facts of the node.
-      returned: always
       type: dict
       contains:
         schema:
           description: Version of this model. It increases when a field changes its meaning or is removed.
           type: int
-          returned: always
         node:
           description: The machine.
           type: dict
-          returned: always
           contains:
             kernel: {description: Release of the running kernel., type: str}
             architecture: {description: Machine name as C(uname -m) prints it., type: str}
@@ -162,7 +142,6 @@ ansible_facts:
           description: HCAs in the order of their PCI addresses, then software ones by name.
           type: list
           elements: dict
-          returned: with subset hcas
           contains:
             name: {description: Name of the RDMA device., type: str}
             kind: {description: C(pci) or C(software)., type: str}
@@ -293,7 +272,6 @@ ansible_facts:
           description: The fabric ports in order.
           type: list
           elements: dict
-          returned: with subset rails
           contains:
             index: {description: 'Number of the rail, the same on identically built nodes.', type: int}
             hca: {description: Name of the HCA., type: str}
@@ -353,7 +331,6 @@ ansible_facts:
         subsystem:
           description: The RDMA subsystem of the kernel.
           type: dict
-          returned: with subset subsystem
           contains:
             ib_core_loaded: {description: Whether it is loaded., type: bool}
             netns_mode: {description: 'Running network namespace mode, C(shared) or C(exclusive).', type: str}
@@ -373,7 +350,6 @@ ansible_facts:
         driver:
           description: The driver as installed, on disk and loaded.
           type: dict
-          returned: with subset driver
           contains:
             installed:
               description: C(flavor) (C(inbox), C(doca), C(mlnx_ofed), C(mlnx_en), C(ubuntu_archive)), C(version) and
@@ -396,7 +372,6 @@ ansible_facts:
             C(not_verified) (what may still keep dma-buf from working, one sentence each) and C(evidence) (null
             without an NVIDIA GPU).
           type: dict
-          returned: with subset gpudirect
         gpu_initiated:
           description: What GPU-initiated RDMA needs (IBGDA, NCCL GIN, GDAKI), null without an NVIDIA GPU. C(running)
             and C(configured) options of the NVIDIA driver, C(stray) lines of modprobe.d that miss it, C(gdrdrv),
@@ -432,43 +407,32 @@ ansible_facts:
           description: Modules by name, each with C(loaded), C(builtin), C(available), C(persisted) (paths that load
             it at boot) and C(blocked_by) (C(path), C(line), C(text)).
           type: dict
-          returned: with subset modules
         limits:
           description: C(services) by name, each with C(exists), C(active), C(main_pid), C(memlock) (of a new start,
             C(infinity) or bytes), C(memlock_running) and C(drop_ins).
           type: dict
-          returned: with subset limits
         initramfs:
           description: C(generator) (C(update-initramfs), C(dracut) or null) and C(images) with C(path), C(kernel) and
             C(mtime).
           type: dict
-          returned: with subset initramfs
         owned_files:
           description: Files of this collection on the node, and C(/etc/nccl.conf), by path, each with C(mode) and
             C(content).
           type: dict
-          returned: with subset owned_files
         unfinished:
           description: What a run began on the node and no run has finished yet, C(driver_reload) and C(reboot).
           type: list
           elements: str
-          returned: always
         reboot_reasons:
           description: Why the node needs a reboot, one sentence each.
           type: list
           elements: str
-          returned: always
 forks: {description: 'Processes that were started, 0 on Debian.', returned: without O(capture), type: int}
 fixture:
   description: The node as one dictionary with the keys name, about, provenance, seams, links, files, binary, errors,
     modes, mtimes, directories and repeat; keys without content are left out.
   returned: with O(capture)
   type: dict
-  sample:
-    name: h100-rack-7
-    files:
-      /sys/devices/pci0000:15/0000:15:01.0:
-        vendor: "0x8086"
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -48,9 +48,6 @@ options:
     type: str
     choices: [report, write]
     default: report
-seealso:
-  - module: gpufabric.rdma.rdma_netns
-  - module: gpufabric.rdma.initramfs
 """
 
 EXAMPLES = r"""

@@ -110,10 +110,6 @@ EXAMPLES = r"""
     firewall: true
   register: node
 
-- name: Show the interfaces with the default route
-  ansible.builtin.debug:
-    msg: "{{ node['networks']['netdevs'] | dict2items | selectattr('value.default_route') | map(attribute='key') }}"
-
 - name: Read whether the node would come back from a reboot
   gpufabric.rdma.node_facts:
     facts: false

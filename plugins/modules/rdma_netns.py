@@ -37,11 +37,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Let containers see the HCAs
-  gpufabric.rdma.rdma_netns:
-    mode: shared
-
-- name: Override the file of the SR-IOV network operator
+- name: Let containers see the HCAs, whatever the file of the SR-IOV network operator says
   gpufabric.rdma.rdma_netns:
     mode: shared
     override_allowed: true

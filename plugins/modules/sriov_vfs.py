@@ -11,7 +11,8 @@ version_added: 0.1.0
 description:
   - Creates virtual functions (VFs) on physical functions named by PCI address, now through sysfs and at boot by a
     oneshot unit that runs before k3s.
-  - Refuses what firmware or kernel would reject, and does not remove existing VFs without consent.
+  - Refuses what firmware or kernel would reject, what would end RoCE LAG, and to remove VFs that a virtual machine or
+    management has; removes no other VFs without consent.
   - On InfiniBand, gives VFs without a GUID one and lets them follow their port's link; until then they have no link.
   - An empty list removes unit and script and leaves the VFs unchanged.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
@@ -54,7 +55,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, enabled
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import SCRIPT, UNIT, plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, pci
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 
 PCI = "sys/bus/pci/devices"
@@ -63,26 +64,39 @@ PCI = "sys/bus/pci/devices"
 def read(root: str) -> dict:
     tree = Tree(root)
     facts = gather(tree, subset=["hcas", "owned_files", "!gids"])
-    devices = {}
-    guids = {(hca.get("pci") or {}).get("address"): hca.get("node_guid") for hca in facts["hcas"]}
+    owners: dict = {}
     for hca in facts["hcas"] + facts["cards_without_rdma"]:
-        pci = hca.get("pci") or hca
-        if not pci.get("address"):
-            continue
-        sriov = pci.get("sriov") or {}
-        devices[pci["address"]] = {
-            "total": sriov.get("total") or 0,
-            "enabled": sriov.get("enabled") or 0,
-            "virtual": bool(pci.get("physfn")),
-            "infiniband": any(port.get("link_layer") == "InfiniBand" for port in hca.get("ports") or ()),
-            "node_guid": hca.get("node_guid"),
-            "vf_guids": [valid(guids[address]) if address in guids else "" for address in pci.get("virtfns") or ()],
-        }
+        for address in [(hca.get("pci") or hca).get("address"), *hca.get("bonded_functions", ())]:
+            owners.setdefault(address, hca)
+    devices = {address: device(tree, address, hca, owners) for address, hca in owners.items() if address}
     return {
         "node": facts["node"],
         "devices": devices,
         "owned_files": facts["owned_files"],
         "enabled": [UNIT] if tree.readlink(enabled(UNIT)[0]) == enabled(UNIT)[1] else [],
+    }
+
+
+def device(tree: Tree, address: str, hca: dict, owners: dict) -> dict:
+    """A function of the HCA or card. owners: {address: HCA or card}."""
+    function = pci.function(tree, address)
+    virtual = function["virtfns"]
+    guids = {one: owners[one].get("node_guid") for one in virtual if one in owners}
+    netdevs = [netdev for one in virtual for netdev in owners.get(one, {}).get("netdevs", ())]
+    given = (one for one in virtual if pci.passes_on(pci.driver(tree, one)))
+    members = hca["netdevs"] if hca.get("bonded_functions") else ()
+    bond = next((netdev["master"] for netdev in members if netdev["master"]), None)
+    return {
+        **function["sriov"],
+        "virtual": bool(function["physfn"]),
+        "infiniband": any(port.get("link_layer") == "InfiniBand" for port in hca.get("ports") or ()),
+        "node_guid": hca.get("node_guid"),
+        "vf_guids": [valid(guids[one]) if one in guids else "" for one in virtual],
+        "lag": bond and f"{hca['name']} of {bond}",
+        "held": [
+            *(f"{one} is passed to a virtual machine or a user-space driver" for one in given),
+            *(f"{netdev['name']} carries {netdev['management']}" for netdev in netdevs if netdev["management"]),
+        ],
     }
 
 

@@ -223,11 +223,11 @@ class Node:
             }
             self.infiniband(f"mlx5_{number}", port["hca"], netdev=port["netdev"], below=downstream, **card)
 
-    def roce_card(self, slot, number, mac, ports="2", name="mlx5_", **options):
-        """A card with functions of one RoCE port each, up and with an address."""
+    def roce_card(self, slot, number, mac, name, **options):
+        """A card with two functions of one RoCE port each, up and with an address."""
         mac = mac.format(number)
-        for port in range(int(ports)):
-            index = int(ports) * number + port
+        for port in range(2):
+            index = 2 * number + port
             own = {"mac": f"{mac[:-1]}{port}", "netdev": f"rdma{index}", "port": f"p{port}", "system_guid": mac}
             cidr = f"192.168.{index}.5/24"
             self.roce(at=f"{slot}.{port}", hca=f"{name}{index}", cidr=cidr, **own, **options)

@@ -100,9 +100,9 @@ VFS = Over(
 )
 
 
-def newer_kernel(module_path):
-    base = f"/usr/lib/modules/{NEWER}"
-    return Over({f"/boot/vmlinuz-{KERNEL}": "", f"/boot/vmlinuz-{NEWER}": "", f"{base}/modules.dep": f"{module_path}:"})
+def newer_kernel(module_path, release=NEWER):
+    base = f"/usr/lib/modules/{release}"
+    return Over({f"/boot/vmlinuz-{one}": "" for one in (KERNEL, release)} | {f"{base}/modules.dep": f"{module_path}:"})
 
 
 def bonded():

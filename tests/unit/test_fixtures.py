@@ -183,23 +183,15 @@ FACTS = {
     },
     # Each operator's discovery_rails, and why every other port is not a rail.
     "dgx-b200": {
-        "rails/[*] hca distance": [(name, "PIX") for name in EIGHT],
+        "rails/[*] hca distance": [(f"mlx5_{number}", "PIX") for number in (0, 3, 4, 5, 6, 9, 10, 11)],
         "not_rails/[*]/code": [*["no-gpu"] * 2, *["other-kind", "unused"] * 2, *["no-gpu"] * 2],
         "cards_without_rdma": [],
     },
-    "hgx-h200-bf3": {
-        "rails/[*] hca gpu": [
-            (f"mlx5_{number}", f"0000:{bus}:00.0")
-            for number, bus in zip((0, 3, 4, 5, 6, 9, 10, 11), ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
-        ],
-        "not_rails/[*] hca code": [
-            (f"mlx5_{number}", code) for number, code in zip((1, 2, 7, 8), ["other-kind", "unused"] * 2)
-        ],
-    },
     "mi300x-thor2": {
         "rails/[*] hca gpu distance": [
-            (f"bnxt_re{number}", f"0000:{bus}:00.0", "PIX")
+            (f"bnxt_re{2 * number + port}", f"0000:{bus}:00.0", "PIX")
             for number, bus in enumerate(("05", "26", "46", "65", "85", "a6", "c6", "e5"))
+            for port in (0, 1)
         ],
         "not_rails/[*] hca code": [("mlx5_0", "management"), ("mlx5_1", "other-kind")],
     },
@@ -220,10 +212,6 @@ FACTS = {
     "gb200-nvl": {
         "rails/[*] hca gpu": [(f"mlx5_{number}", f"{at}:01:00.0") for number, at in enumerate(GRACE)],
         "not_rails/[*]/code": ["other-kind"] * 2,
-    },
-    "oci-bm-gpu": {
-        "rails/[*] netdev gpu": [(f"rdma{number}", H100_GPUS[number // 2]) for number in range(16)],
-        "not_rails/[*]/code": ["management", "other-kind"],
     },
     "nd-h100-v5": {"rails/[*] hca gpu": [(f"mlx5_{n}", f"000{n + 1}:00:00.0") for n in range(8)]},
     "xdr-cx8": {"rails/[*]/hca": ["mlx5_0"], "not_rails/[*]/code": ["no-verbs"] * 4},

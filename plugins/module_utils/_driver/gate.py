@@ -8,6 +8,7 @@ the gate refuses before anything on the node changes.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
@@ -22,6 +23,7 @@ NOTHING, RELOAD, REBOOT, REFUSE = "nothing", "reload", "reboot", "refuse"
 INSTALL = "install"
 EVERYTHING = (INSTALL, RELOAD, REBOOT)
 ACTIVATION = (RELOAD, REBOOT)
+_LOGIN = re.compile(r"session-\w+\.scope|user@\d+\.service")  # more than the process: a user's whole session
 _few = functools.partial(listing, most=4)
 
 
@@ -303,11 +305,12 @@ def _users(risk: dict, wanted: dict) -> Iterator[Finding]:
     processes = [process for process in risk["processes"] if not (drained and process["pod"])]
     for process in processes:
         unit = f" of {process['unit']}" if process["unit"] else ""
+        whole = process["unit"] if process["unit"] and not _LOGIN.match(process["unit"]) else "it"
         yield Finding(
             f"process {process['pid']} ({process['command']})",
             "no user of the RDMA devices",
             f"{process['command']}{unit} has {_few(process['devices'])} open",
-            f"stop {process['unit'] or 'it'} and run again, or reboot instead",
+            f"stop {whole} and run again, or reboot instead",
             "process",
         )
     yield from _modules(risk["modules"])

@@ -44,24 +44,26 @@ class Installer:
         names = [change.object.split()[1] for change in adding]
         downgrade = any(change.action == "downgrade" for change in adding)
         with trial.OF[self._kind](self._run) as beside:
-            exact, archives = beside.resolve(self._wanted, names, _needed(changes), downgrade)
+            exact, archives = beside.resolve(self._wanted, names, _named(changes, "need"), downgrade)
             yield from self._need(changes)
             if self._trial_build:
                 beside.build(archives, self._state["kernels"], self._architecture())
         return exact
 
     def _need(self, changes):
-        mine = [change for change in changes if change.action == "need"]
+        command = packages.install_command(self._kind, _named(changes, "need"))
+        return self._at_once(changes, "need", command, "build tools and kernel headers")
+
+    def _at_once(self, changes, action: str, command: list[str], what: str):
+        mine = [change for change in changes if change.action == action]
         if mine:
-            self._do(packages.install_command(self._kind, _needed(changes)), "build tools and kernel headers")
+            self._do(command, what)
             yield from mine
 
     def _finish(self, changes):
         """Finish packages that an interrupted run left half configured; dpkg refuses anything else until then."""
-        mine = [change for change in changes if change.action == "finish"]
-        if mine:
-            self._do(["dpkg", "--configure", "--pending"], "packages that an earlier run left half configured")
-            yield from mine
+        command = ["dpkg", "--configure", "--pending"]
+        return self._at_once(changes, "finish", command, "packages that an earlier run left half configured")
 
     def _take_out(self, changes):
         for change in changes:
@@ -123,11 +125,8 @@ class Installer:
 
     def _hold(self, changes):
         for action in ("hold", "unhold"):
-            mine = [change for change in changes if change.action == action]
-            if mine:
-                names = [change.object.split()[1] for change in mine]
-                self._do(["apt-mark", action, *names], "kernel packages")
-                yield from mine
+            command = ["apt-mark", action, *_named(changes, action)]
+            yield from self._at_once(changes, action, command, "kernel packages")
 
     def _architecture(self) -> str:
         return self._state["facts"]["node"]["architecture"]
@@ -166,6 +165,6 @@ class Installer:
                 raise trial.build_failed(module, version, kernel, self._architecture(), "")
 
 
-def _needed(changes) -> list[str]:
-    """Missing packages that builds need."""
-    return [change.object.split()[1] for change in changes if change.action == "need"]
+def _named(changes, action: str) -> list[str]:
+    """The packages of an action."""
+    return [change.object.split()[1] for change in changes if change.action == action]

@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
-from ..hca import driver, paths, pci, rails, routes
+from ..hca import boot, driver, paths, pci, rails, routes
 from ..hca.management import addresses, below, ways
 from ..hca.modules import Catalogue
 from ..hca.netdevs import Network
 from ..hca.netns import unit_of
 from ..hca.seams import Seams, socket_address
-from ..hca.text import integer, is_unknown, natural
+from ..hca.text import integer, is_unknown
 from ..hca.tree import Tree
 from . import names
 from .dkms import secure_boot
@@ -40,11 +40,13 @@ STACK = (
     "mlx5_ib", "ib_uverbs", "ib_core", "mlx5_core", "mlxdevm", "mlxfw", "mlx_compat",
 )  # fmt: skip
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
-_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "9p")
+_REMOTE = ("nfs", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "9p", "fuse.")
 _TCP_ESTABLISHED = "01"
 _AUXILIARY = "/sys/bus/auxiliary/devices"
 _POD = re.compile(r"kubepods.*/?pod([0-9a-f]{8}[0-9a-f_-]+)")
-_ADDRESS_OPTION = re.compile(r"^(?:mount)?(?:addr|ip)=(.+)$")
+_SERVERS = re.compile(r",(?:mount|mon_)?(?:addr|ip)=([^,]+)")
+_ADDRESS = re.compile(r"\d+(?:\.\d+){3}|[0-9a-fA-F]*:[0-9a-fA-F:]+")
+_ISCSI = "/sys/class/iscsi_connection"
 _Table = list[routes.Route]
 
 
@@ -74,28 +76,19 @@ def read(tree: Tree, facts: dict, software_hcas: bool = False, told: Optional[di
 
 
 def next_kernel(tree: Tree, facts: dict) -> Optional[dict[str, Any]]:
-    """The newest bootable kernel, if it is not the running one: {release, has_stack}.
+    """The kernel that boots next, if it is not the running one: {release, has_stack}.
 
     has_stack is None if the running kernel uses the inbox driver too, so nothing would be lost.
     """
     disk = facts["driver"]["on_disk"]
-    release = newest_kernel(tree)
+    entry, _source = boot.following(tree)
+    release = entry and entry.release
     if release is None or release == facts["node"]["kernel"]:
         return None
     if disk["flavor"] == driver.INBOX or is_unknown(disk["flavor"]):
         return {"release": release, "has_stack": None}
     path = Catalogue(tree, release).path("mlx5_core")
-    return {"release": release, "has_stack": bool(path) and f"/{release}/kernel/" not in path}
-
-
-def newest_kernel(tree: Tree) -> Optional[str]:
-    """The highest release with both an image in /boot and modules."""
-    releases = [
-        release
-        for release in tree.listdir("/lib/modules")
-        if tree.exists(f"/boot/vmlinuz-{release}") and tree.exists(f"/lib/modules/{release}/modules.dep")
-    ]
-    return max(releases, key=natural, default=None)
+    return {"release": release, "has_stack": bool(path) and not driver.is_inbox(path or "")}
 
 
 def hca_netdevs(facts: dict) -> list[str]:
@@ -207,22 +200,12 @@ def storage(tree: Tree, ours: list[str]) -> list[dict[str, str]]:
     table = routes.usable(tree)
     mounts = []
     for mount, kind, source, options in _mounts(tree):
-        why = None
-        if kind in _REMOTE:
+        if kind.startswith(_REMOTE):
             why = _remote(tree, kind, source, options, table, ours)
-        elif source.startswith("/dev/"):
-            for disk in sorted(_disks(tree, source)):
-                transports = _nvme_transports(tree, disk)
-                if "rdma" in transports:
-                    why = f"{disk} is NVMe over RDMA"
-                elif transports and nvme_behind_stack:
-                    why = f"{disk} is driven by an nvme module that holds mlx_compat"
-                elif "tcp" in transports:
-                    why = None
-                else:
-                    why = _fabric_disk(tree, disk)
-                if why:
-                    break
+        else:
+            disks = sorted(_disks(tree, source)) if source.startswith("/dev/") else ()
+            whys = (_disk(tree, disk, nvme_behind_stack, table, ours) for disk in disks)
+            why = next(filter(None, whys), None)
         if why:
             mounts.append({"mount": mount, "device": source, "why": why})
     return mounts
@@ -252,17 +235,19 @@ def _remote(tree: Tree, kind: str, source: str, options: str, table: _Table, our
     words = options.split(",")
     if "proto=rdma" in words or "rdma" in words or "@o2ib" in source:
         return f"{kind} over RDMA"
-    for word in words:
-        match = _ADDRESS_OPTION.match(word)
-        if not match:
-            continue
+    return _through(tree, kind, " ".join([source, *_SERVERS.findall(f",{options}")]), table, ours)
+
+
+def _through(tree: Tree, what: str, servers: str, table: _Table, ours: list[str]) -> Optional[str]:
+    """The first HCA on the way to the servers, whose addresses are in a text."""
+    for server in _ADDRESS.findall(servers):
         try:
-            via = _route_to(table, ipaddress.ip_address(match.group(1)))
+            via = _route_to(table, ipaddress.ip_address(server))
         except ValueError:
             continue
         over = sorted(below(tree, via) & set(ours)) if via else []
         if over:
-            return f"{kind} from {match.group(1)} over {over[0]}"
+            return f"{what} from {server} over {over[0]}"
     return None
 
 
@@ -283,25 +268,39 @@ def _disks(tree: Tree, source: str) -> set[str]:
     return disks
 
 
-def _nvme_transports(tree: Tree, disk: str) -> set[str]:
-    """Transports of the controllers behind an NVMe disk; empty for any other disk."""
-    match = re.match(r"nvme(\d+)", disk)
-    if not match:
-        return set()
-    number = match.group(1)
-    subsystem = f"/sys/class/nvme-subsystem/nvme-subsys{number}"
-    names = [name for name in tree.listdir(subsystem) if re.fullmatch(r"nvme\d+", name)] or [f"nvme{number}"]
-    return {tree.read(f"/sys/class/nvme/{name}/transport") or "pcie" for name in names}
-
-
-def _fabric_disk(tree: Tree, disk: str) -> Optional[str]:
-    """How a SCSI disk is attached over RDMA, or None."""
+def _disk(tree: Tree, disk: str, nvme_behind_stack: bool, table: _Table, ours: list[str]) -> Optional[str]:
+    """How a disk depends on the stack or on an HCA, or None."""
+    controllers = _controllers(tree, disk)
+    transports = {tree.read(f"{controller}/transport") or "pcie" for controller in controllers}
+    if "rdma" in transports:
+        return f"{disk} is NVMe over RDMA"
+    if transports and nvme_behind_stack:
+        return f"{disk} is driven by an nvme module that holds mlx_compat"
     device = tree.realpath(f"/sys/class/block/{disk}/device")
     host = re.search(r"/(host\d+)/", device + "/")
     module = tree.read(f"/sys/class/scsi_host/{host.group(1)}/proc_name") if host else None
     # An iSER disk appears as iscsi_iser, the name of its iSCSI transport.
     module = {"iscsi_iser": "ib_iser"}.get(module or "", module)
-    return f"{disk} is attached over {CONSUMERS[module]}" if module in ("ib_iser", "ib_srp") else None
+    if module in ("ib_iser", "ib_srp"):
+        return f"{disk} is attached over {CONSUMERS[module]}"
+    # NVMe over TCP, iSCSI and Ceph.
+    files = [f"{controller}/address" for controller in controllers]
+    session = re.search(r"/session(\d+)/", device)
+    connections = tree.listdir(_ISCSI) if session else ()
+    files += [f"{_ISCSI}/{name}/address" for name in connections if name.startswith(f"connection{session[1]}:")]
+    files += [f"/sys/bus/rbd/devices/{disk[3:]}/config_info"] if disk.startswith("rbd") else []
+    return _through(tree, disk, " ".join(filter(None, map(tree.read, files))), table, ours)
+
+
+def _controllers(tree: Tree, disk: str) -> list[str]:
+    """The folders of the controllers behind an NVMe disk; empty for any other disk."""
+    match = re.match(r"nvme(\d+)", disk)
+    if not match:
+        return []
+    number = match.group(1)
+    subsystem = f"/sys/class/nvme-subsystem/nvme-subsys{number}"
+    names = [name for name in tree.listdir(subsystem) if re.fullmatch(r"nvme\d+", name)] or [f"nvme{number}"]
+    return [f"/sys/class/nvme/{name}" for name in names]
 
 
 def virtual_functions(tree: Tree, facts: dict) -> list[dict[str, Any]]:
@@ -312,19 +311,17 @@ def virtual_functions(tree: Tree, facts: dict) -> list[dict[str, Any]]:
     """
     functions = []
     for address, name, netdevs in _physical(tree, facts):
-        device = f"{paths.PCI}/{address}"
-        enabled = integer(tree.read(f"{device}/sriov_numvfs")) or 0
+        function = pci.function(tree, address)
+        enabled = function["sriov"]["enabled"]
         if enabled:
-            targets = (tree.target(f"{device}/{link}") for link in tree.listdir(device) if link.startswith("virtfn"))
-            vfs = sorted(filter(None, targets), key=pci.order)
             functions.append(
                 {
                     "hca": name,
                     "address": address,
                     "netdevs": netdevs,
                     "enabled": enabled,
-                    "passed_through": [vf for vf in vfs if pci.driver(tree, vf) in pci.PASSED_ON],
-                    "settings": _vf_settings(tree, device, enabled),
+                    "passed_through": [vf for vf in function["virtfns"] if pci.passes_on(pci.driver(tree, vf))],
+                    "settings": _vf_settings(tree, f"{paths.PCI}/{address}", enabled),
                 }
             )
     return functions

@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, Callable
 
+from ..hca import boot
 from ..hca.driver import DPKG_STATUS
 from ..hca.seams import Seams
 from ..hca.tree import Tree
 from . import dkms, packages
-from .risk import newest_kernel
 
 _SOURCES = {
     packages.APT: ("/etc/apt/sources.list.d", (".list", ".sources")),
@@ -28,8 +28,8 @@ def read(
     tree = tree.snapshot()
     kind = packages.manager(facts["node"])
     installed, held, unfinished = _packages(tree, kind, seams)
-    # The running kernel and the newest one, used by the next boot.
-    kernels = [*dict.fromkeys(filter(None, (facts["node"]["kernel"], newest_kernel(tree))))]
+    following, _source = boot.following(tree)
+    kernels = [*dict.fromkeys(filter(None, (facts["node"]["kernel"], following and following.release)))]
     own = [table[kind] for table in (packages.KEYS, packages.REPOSITORIES) if kind]
     asked = sorted(installed) if ask_origins and tree.live else []
     return {

@@ -7,7 +7,8 @@ idempotent.
 from __future__ import annotations
 
 import re
-import shlex
+
+from ..hca.modprobe import boot_words, canonical
 
 REDACTED = "removed by capture"
 # Modules that facts may read.
@@ -25,12 +26,7 @@ _NOTHING = ("/bin/true", "/bin/false", "/usr/bin/true", "/usr/bin/false")
 
 def command_line(text: str) -> str:
     """The words of /proc/cmdline about modules and ACS: no root, address, console or anything else of the site."""
-    try:
-        words = shlex.split(text)
-    except ValueError:  # an odd number of quotes
-        words = text.split()
-    words = words[: words.index("--")] if "--" in words else words
-    return " ".join(kept for kept in map(_boot_word, words) if kept)
+    return " ".join(kept for kept in map(_boot_word, boot_words(text)) if kept)
 
 
 def _boot_word(word: str) -> str:
@@ -112,7 +108,7 @@ def settings(text: str) -> str:
 
 
 def _is_read(module: str, option: str) -> bool:
-    return (module.replace("-", "_"), option.replace("-", "_")) in _OPTIONS
+    return (canonical(module), canonical(option)) in _OPTIONS
 
 
 def _cut(word: str) -> str:

@@ -21,8 +21,8 @@ NO, AT_BOOT, NOW = "no", "at boot", "now"
 _PROVIDERS = {
     "ubuntu": "linux-modules-extra-{kernel}",
     "debian": "linux-image-amd64 or linux-image-arm64 instead of the cloud flavour",
-    "rhel": "kernel-modules-extra-{kernel}",
-    "fedora": "kernel-modules-extra-{kernel}",
+    "rhel": "kernel-modules-{kernel}, else kernel-modules-extra-{kernel}",
+    "fedora": "kernel-modules-{kernel}, else kernel-modules-extra-{kernel}",
     "suse": "kernel-default instead of kernel-default-base",
 }
 

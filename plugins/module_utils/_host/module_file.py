@@ -47,9 +47,9 @@ def parse(data: bytes, path: str) -> Optional[ModuleFile]:
     """A module from the content of its file, unpacked."""
     if data[:5] != b"\x7fELF\x02":
         return None
-    order = ">" if data[5:6] == b"\x02" else "<"
+    order = elf.byte_order(data)
     try:
-        sections = _sections(data, order)
+        sections = [(name, kind, link, data[place]) for name, kind, link, place in elf.sections(data)]
         module = ModuleFile(path)
         by_name = {name: content for name, _type, _link, content in sections}
         module.info = elf.information(by_name.get(b".modinfo", b""))
@@ -66,7 +66,7 @@ def parse(data: bytes, path: str) -> Optional[ModuleFile]:
                 )
         module.exports.update({name: crc for name, crc in crcs.items() if name in module.exports})
         module.imports.update(_versions(by_name.get(b"__versions", b""), order))
-    except (struct.error, IndexError):
+    except elf.BROKEN:
         return None  # truncated: an incomplete copy
     return module
 
@@ -76,19 +76,6 @@ def _versions(content: bytes, order: str) -> Iterator[tuple[str, int]]:
         (crc,) = struct.unpack_from(order + "Q", content, start)
         name = content[start + 8 : start + _VERSION_ENTRY].partition(b"\0")[0]
         yield name.decode("ascii", "replace"), crc & 0xFFFFFFFF
-
-
-def _sections(data: bytes, order: str) -> list[tuple[bytes, int, int, bytes]]:
-    """[(name, type, link, content)] in the order of the section header table."""
-    (table,) = struct.unpack_from(order + "Q", data, 0x28)
-    size, count, strings = struct.unpack_from(order + "HHH", data, 0x3A)
-    headers = [struct.unpack_from(order + "IIQQQQI", data, table + index * size) for index in range(count)]
-    names = headers[strings]
-    sections = []
-    for name, kind, _flags, _address, offset, length, link in headers:
-        start = names[4] + name
-        sections.append((data[start : data.index(b"\0", start)], kind, link, data[offset : offset + length]))
-    return sections
 
 
 def _symbols(sections: list[tuple[bytes, int, int, bytes]], order: str) -> Iterator[tuple[str, int, int]]:

@@ -106,8 +106,9 @@ set_guid() {
 
 
 def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -> Plan:
-    """facts: devices {PCI address: {total, enabled, virtual, infiniband, node_guid, vf_guids}}, owned_files, enabled,
-    node. vf_guids: one per existing VF, in order; None without a GUID, empty if another driver has the VF.
+    """facts: devices {PCI address: {total, enabled, virtual, infiniband, node_guid, vf_guids, lag, held}}, owned_files,
+    enabled, node. vf_guids: one per existing VF, in order; None without a GUID, empty if another driver has the VF.
+    lag: the one HCA of bonded ports. held: why the existing VFs cannot go.
 
     settings: items pci, vfs and guids. recreate_allowed: None refuses if VFs would have to be removed first, True
     removes them, False leaves them.
@@ -185,6 +186,9 @@ def _usable(facts: dict, address: str, vfs: int, made: Plan) -> bool:
     elif vfs > device["total"]:
         step = "raise it in the firmware: mlxconfig -d ADDRESS set NUM_OF_VFS=N, then a cold reboot; or request fewer"
         made.finding(obj, wanted, f"the firmware allows {device['total']}", step)
+    elif vfs and not device["enabled"] and device.get("lag"):
+        step = "take the ports out of the bond; or set up VF LAG yourself: VFs, then switchdev mode, then the bond"
+        made.finding(obj, wanted, f"its ports are bonded, and VFs would end RoCE LAG: {device['lag']} would go", step)
     return not any(finding.object == obj for finding in made.findings)
 
 
@@ -198,7 +202,10 @@ def _running(device: dict, address: str, vfs: int, recreate_allowed, offline, ma
     if there == 0:
         made.change(obj, "set", "0", str(vfs))
         return
-    if recreate_allowed is None:
+    if recreate_allowed is not False and device.get("held"):
+        step = "stop the virtual machine, or move management elsewhere; networks_sriov_recreate_allowed: false waits"
+        made.finding(obj, f"{vfs} VFs", f"{there}, which would be removed: {text.listing(device['held'])}", step)
+    elif recreate_allowed is None:
         made.finding(
             obj,
             f"{vfs} VFs",

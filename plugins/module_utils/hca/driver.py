@@ -28,7 +28,7 @@ RPM_DATABASES = (
     "/usr/lib/sysimage/rpm/Packages.db",
 )
 _PACKAGE = (
-    r"doca-[a-z0-9.+-]+|(?:kmod-)?mlnx-[a-zA-Z0-9_.+-]+|linux-modules-doca-[a-z0-9.+-]+|ofed-scripts|rdma-core|"
+    r"doca-[a-z0-9.+-]+|(?:kmod-)?mlnx-[a-zA-Z0-9_.+-]+|linux-(?:main-)?modules-doca-[a-z0-9.+-]+|ofed-scripts|rdma-core|"
     r"libibverbs1?|ibverbs-providers|(?:lib)?ibverbs-utils|(?:lib)?rdmacm-utils|perftest|"
     r"infiniband-diags|nvidia-(?:dkms|kernel|driver)[a-z0-9.+-]*"
 )
@@ -36,10 +36,11 @@ _DPKG = re.compile(rf"\nPackage: ({_PACKAGE})\n".encode())  # begins with plain 
 _RPM = re.compile(rf"^({_PACKAGE}) (\S+)$", re.MULTILINE)
 _OFED_INFO = re.compile(r"(MLNX_OFED_LINUX|OFED-internal)-(\d[0-9.-]*\d)")
 # Kernel drivers of an OFED stack; its user space without them runs on inbox drivers.
-_KERNEL_PACKAGES = re.compile(r"^(kmod-)?mlnx-(ofed-kernel|ofa_kernel)|^linux-modules-doca-ofed")
+_ARCHIVE = "^linux-(main-)?modules-doca-ofed"
+_KERNEL_PACKAGES = re.compile(rf"^(kmod-)?mlnx-(ofed-kernel|ofa_kernel)(?!-(devel|source|utils))|{_ARCHIVE}")
 # MLNX_EN, the Ethernet-only stack, has its own packages.
 _EN_PACKAGES = re.compile(r"^(kmod-)?mlnx-en(-(dkms|modules|kmod|kmp).*)?$")
-_UBUNTU_PACKAGES = re.compile(r"^linux-modules-doca-ofed|^doca-ofed-(generic|[0-9.]+-dkms|aws|azure|gcp|oracle)")
+_UBUNTU_PACKAGES = re.compile(rf"{_ARCHIVE}|^doca-ofed-(generic|[0-9.]+-dkms|aws|azure|gcp|oracle)")
 
 
 def state(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def on_disk(
             continue
         fields = elf.modinfo(tree, path, seams) or {}
         compat = compat or "mlx_compat" in fields.get("depends", "").split(",")
-        if not path.startswith(f"{catalogue.directory}/kernel/") and name.startswith("mlx"):
+        if name.startswith("mlx") and not is_inbox(path):
             compat = True
         found[name] = {"path": path, **{key: fields.get(key) for key in ("version", "srcversion", "build_id")}}
     if not found:
@@ -132,6 +133,11 @@ def on_disk(
     else:
         flavor = _ofed(installed_flavor) if compat else INBOX
     return {"flavor": flavor, **_versions(found), "modules": found}
+
+
+def is_inbox(path: str) -> bool:
+    """Whether a module's file is the kernel's own; Ubuntu's archive has DOCA's in kernel/doca-ofed-26.01."""
+    return "/kernel/" in path and "/kernel/doca-ofed" not in path
 
 
 def loaded(tree: Tree, installed_flavor: Optional[str] = None) -> dict[str, Any]:

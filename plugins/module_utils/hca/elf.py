@@ -14,6 +14,7 @@ from .seams import Seams
 from .tree import Tree
 
 _GZIP = 16 + zlib.MAX_WBITS
+BROKEN = (struct.error, IndexError, ValueError)
 # elf(5), e_machine: the architectures of GPU nodes, as in `uname -m`.
 MACHINES = {62: "x86_64", 183: "aarch64"}
 
@@ -84,7 +85,7 @@ def program(start: bytes) -> Optional[dict[str, Any]]:
     """
     if start[:5] != b"\x7fELF\x02":
         return None
-    order = ">" if start[5:6] == b"\x02" else "<"
+    order = byte_order(start)
     try:
         (machine,) = struct.unpack_from(order + "H", start, 0x12)
         segments, sections = struct.unpack_from(order + "QQ", start, 0x20)
@@ -107,16 +108,24 @@ def _section(data: bytes, name: bytes) -> Optional[bytes]:
     """Content of an ELF section of a 64-bit object (elf(5)); every architecture with GPUs and HCAs is 64-bit."""
     if data[:5] != b"\x7fELF\x02":
         return None
-    order = ">" if data[5:6] == b"\x02" else "<"
     try:
-        (table,) = struct.unpack_from(order + "Q", data, 0x28)
-        size, count, strings = struct.unpack_from(order + "HHH", data, 0x3A)
-        headers = [struct.unpack_from(order + "IIQQQQ", data, table + index * size) for index in range(count)]
-        names = headers[strings][4]
-        for header in headers:
-            start = names + header[0]
-            if data[start : start + len(name) + 1] == name + b"\0":
-                return data[header[4] : header[4] + header[5]]
-    except (struct.error, IndexError):
+        return next((data[place] for own, _kind, _link, place in sections(data) if own == name), None)
+    except BROKEN:
         return None
-    return None
+
+
+def sections(data: bytes) -> list[tuple[bytes, int, int, slice]]:
+    """[(name, type, link, place in the data)] in the order of the section header table; BROKEN if that is truncated."""
+    order = byte_order(data)
+    (table,) = struct.unpack_from(order + "Q", data, 0x28)
+    size, count, strings = struct.unpack_from(order + "HHH", data, 0x3A)
+    headers = [struct.unpack_from(order + "IIQQQQI", data, table + index * size) for index in range(count)]
+    found = []
+    for name, kind, _flags, _address, offset, length, link in headers:
+        start = headers[strings][4] + name
+        found.append((data[start : data.index(b"\0", start)], kind, link, slice(offset, offset + length)))
+    return found
+
+
+def byte_order(data: bytes) -> str:
+    return ">" if data[5:6] == b"\x02" else "<"

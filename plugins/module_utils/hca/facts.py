@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Any, Optional
 
 from . import (
+    boot,
     dcb,
     driver,
     gpu_initiated,
     gpudirect,
-    initramfs,
     limits,
     modprobe,
     modules,
@@ -107,7 +107,7 @@ def gather(
         "driver": lambda: driver.state(tree, catalogue, seams),
         "modules": lambda: modules.state(tree, modules.NAMES, catalogue=catalogue, lines=lines),
         "limits": lambda: limits.state(tree),
-        "initramfs": lambda: initramfs.state(tree),
+        "initramfs": lambda: boot.images(tree),
         "owned_files": lambda: owned_files(tree),
     }
     facts.update({name: read() for name, read in others.items() if name in wanted})

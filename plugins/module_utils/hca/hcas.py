@@ -172,12 +172,12 @@ def _netdevs(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """(interfaces with their port, names of representors)."""
     if parent:
-        candidates = tree.listdir(f"{parent}/net")
+        known = tree.listdir(f"{parent}/net")
     else:
         # rxe names its parent. GIDs may also belong to a macvlan on top of the netdev, so they come second.
         stated = tree.read(f"{paths.INFINIBAND}/{name}/parent")
         known = [stated] if stated else sorted({owner for owner in owners.values() if owner})
-        candidates = known or [found for found in [network.by_mac(_mac(node_guid))] if found]
+    candidates = known or [found for found in [network.by_mac(_mac(node_guid))] if found]
     representors, found = [], []
     for candidate in candidates:
         netdev = network.netdev(candidate)
@@ -192,7 +192,7 @@ def _netdevs(
 
 
 def _mac(guid: Optional[str]) -> str:
-    """The MAC inside an EUI-64 node GUID: the only hint at a siw device's netdev."""
+    """The MAC inside an EUI-64 node GUID: the only hint at the netdev of siw, and of erdma, whose function has none."""
     digits = (guid or "").replace(":", "")
     if len(digits) != 16 or digits[6:10] != "fffe":
         return ""
@@ -338,6 +338,7 @@ def cards_without_rdma(
 
 # mlx4_pci_table and mthca_pci_table of the kernel: ConnectX to ConnectX-3 Pro, InfiniHost.
 _MLX4 = (range(0x6340, 0x6770), range(0x1002, 0x1011))
+_RECOVERY = range(0x0191, 0x0222)  # "Flash Recovery" in the PCI ID database, ConnectX to BlueField-4
 _MTHCA = (0x5A44, 0x5A46, 0x5E8C, 0x5E8D, 0x6274, 0x6278, 0x6279, 0x6282)
 
 
@@ -357,7 +358,12 @@ def _why_no_rdma(
     address: str, device: Optional[str], bound: Optional[str], modules: Callable[[list[str]], dict[str, dict[str, Any]]]
 ) -> tuple[str, str]:
     """(reason, next step): the first missing step from the PCI function to an RDMA device."""
-    if bound in pci.PASSED_ON:
+    if integer(f"0x{device}") in _RECOVERY:
+        return (
+            "Its firmware does not start: the card is in flash recovery mode.",
+            f"Burn an image for its part number (mstflint -d {address} -i IMAGE burn), then power-cycle the node.",
+        )
+    if pci.passes_on(bound):
         return (
             f"It is bound to {bound}, which passes it to a virtual machine or a user-space driver.",
             f"To use it on this node: echo {address} > /sys/bus/pci/drivers/{bound}/unbind, remove what binds it "

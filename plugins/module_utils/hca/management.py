@@ -81,10 +81,15 @@ def default_netdevs(tree: Tree, seams: Seams, held: dict[str, list[str]]) -> set
     A table only for traffic from its own interface's address carries no management: several rails get a gateway each
     this way.
     """
-    found = {route.netdev for route in routes.usable(tree) if route.default}
+    # Switches advertise a default route of IPv6 on each of their ports; without an address nothing uses it.
+    own = [ipaddress.ip_address(address) for address in held if ":" in address]
+    unused = bool(own) and all(address.is_link_local or address.is_loopback for address in own)
+    defaults = [route for route in routes.usable(tree) if route.default]
+    found = {route.netdev for route in defaults if not (unused and route.network.version == 6)}
     rules = seams.rules()
     for row in seams.routes() or ():
-        if row.get("dst") in DEFAULT and row.get("type", "unicast") == "unicast":
+        ipv6 = row.get("dst") == "::/0" or ":" in str(row.get("gateway"))
+        if row.get("dst") in DEFAULT and row.get("type", "unicast") == "unicast" and not (unused and ipv6):
             hops = [hop.get("dev") for hop in (row, *row.get("nexthops", ()))]
             found.update(name for name in hops if name and _looked_up(tree, row.get("table"), name, rules, held))
     return found - {"lo"}

@@ -91,8 +91,11 @@ def statements(tree: Tree) -> list[Line]:
 
 
 def command_line(tree: Tree) -> list[str]:
+    return boot_words(tree.read(CMDLINE) or "")
+
+
+def boot_words(text: str) -> list[str]:
     """Words of /proc/cmdline, without those after `--`, which are for init."""
-    text = tree.read(CMDLINE) or ""
     try:
         words = shlex.split(text, posix=True) if '"' in text or "'" in text or "\\" in text else text.split()
     except ValueError:  # an odd number of quotes

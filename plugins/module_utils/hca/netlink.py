@@ -29,7 +29,8 @@ def routes() -> Optional[list[dict[str, Any]]]:
     for body, attributes in _dump(_GET_ROUTE) or ():
         if body[1] or body[7] != _UNICAST:
             continue
-        row: dict[str, Any] = {"dst": "default", "table": _number(attributes.get(_TABLE)) or body[4]}
+        destination = "::/0" if body[0] == socket.AF_INET6 else "default"
+        row: dict[str, Any] = {"dst": destination, "table": _number(attributes.get(_TABLE)) or body[4]}
         if _OIF in attributes:
             row["dev"] = _name(_number(attributes[_OIF]))
         hops = list(_next_hops(attributes.get(_MULTIPATH, b"")))

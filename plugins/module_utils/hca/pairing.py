@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import NamedTuple, Optional
 
 from . import pci
-from .topology import CLASSES, Topology
+from .topology import CLASSES, Topology, ports
 
 SWITCH, _HOST_BRIDGE, _NODE, _MACHINE = range(4)
 
@@ -31,9 +31,9 @@ class _Domain(NamedTuple):
     cards: list[str]
 
 
-def pair(where: Topology, cards: dict[str, str], gpus: list[str], managed: Collection[str] = ()) -> Optional[Pairing]:
-    """cards: {card: the PCI function where its path to the GPUs starts}. managed: cards that are not rails at all,
-    which get a seat only if there would be too few. None without GPUs or cards.
+def pair(where: Topology, cards: dict[str, str], gpus: list[str], spare: Collection[str] = ()) -> Optional[Pairing]:
+    """cards: {card: the PCI function where its path to the GPUs starts}. spare: cards that are hardly rails, which get
+    a seat only if there would be too few. None without GPUs or cards.
     """
     for level in (SWITCH, _HOST_BRIDGE, _NODE, _MACHINE):
         domains = _domains(where, level, cards, gpus)
@@ -44,15 +44,20 @@ def pair(where: Topology, cards: dict[str, str], gpus: list[str], managed: Colle
         return None
     paired = {card for domain in covered for card in domain.cards}
     depths = {len(where.chain(cards[card])) for card in paired}
+    spots = {ports(where.chain(gpu)[:-1]) for gpu in gpus}
+    likely = {key: [card for card in domain.cards if card not in spare] for key, domain in domains.items()}
+    served = [_Domain(domain.gpus, likely[key]) for key, domain in domains.items() if domain.gpus and likely[key]]
+    usual = _usual(served or covered)
     kept = []
     for key, domain in domains.items():
         if not domain.gpus:
-            # Its GPU is not on the bus: a card placed like the paired ones, next to an empty port of its switch.
+            # Its GPU is not on the bus: a card placed like the paired ones, beside an empty port of its switch, where
+            # another switch has its GPU. Storage cards are beside empty bays.
             alike = {len(where.chain(cards[card])) for card in domain.cards} <= depths
-            if level != SWITCH or not alike or not where.vacant(key):
+            if level != SWITCH or not alike or not likely[key] or not spots & where.vacant(key):
                 continue
-        free = [card for card in domain.cards if card not in managed]
-        kept.append(_Domain(domain.gpus, free if len(free) >= len(domain.gpus) else domain.cards))
+        enough = len(likely[key]) >= _share(len(domain.gpus), usual.cards, usual.gpus)
+        kept.append(_Domain(domain.gpus, likely[key] if enough else domain.cards))
     return Pairing(_seats(where, cards, kept), sum(min(len(one.gpus), len(one.cards)) for one in kept), level)
 
 

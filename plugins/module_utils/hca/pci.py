@@ -26,8 +26,8 @@ GPU_CLASSES = {
 }
 NETWORK_CLASS = "0x02"
 BRIDGE_CLASS = "0x0604"
-# Drivers that pass a function to a virtual machine or to user space.
-PASSED_ON = ("vfio-pci", "pci-stub", "uio_pci_generic", "igb_uio")
+_RECOVERY_CLASS = "0x0580"  # a memory controller: a NIC whose firmware does not start
+_PASSED_ON = ("pciback", "pci-stub", "uio_pci_generic", "igb_uio")
 
 # Vendor: its devices, by id.
 _DEVICES = {
@@ -112,10 +112,19 @@ def driver(tree: Tree, address: str) -> Optional[str]:
 def is_card(tree: Tree, address: str, code: str) -> bool:
     """Whether a function is a physical one of a Mellanox NIC, which has an RDMA device once its drivers are loaded."""
     base = f"{paths.PCI}/{address}"
-    if not code.startswith(NETWORK_CLASS) or tree.read(f"{base}/vendor") != f"0x{MELLANOX}":
+    if not code.startswith((NETWORK_CLASS, _RECOVERY_CLASS)) or tree.read(f"{base}/vendor") != f"0x{MELLANOX}":
         return False
     other = hexadecimal(tree.read(f"{base}/device")) in _NO_NIC or (driver(tree, address) or "").startswith(_NO_DRIVER)
-    return not other and not tree.readlink(f"{base}/physfn")
+    return not other and not virtual(tree, address)
+
+
+def virtual(tree: Tree, address: str) -> bool:
+    return tree.readlink(f"{paths.PCI}/{address}/physfn") is not None
+
+
+def passes_on(bound: Optional[str]) -> bool:
+    """Whether a driver passes its functions to virtual machines or to user space; some vendors have their own vfio."""
+    return bool(bound) and (bound in _PASSED_ON or "vfio" in bound)
 
 
 def numa_node(tree: Tree, address: str) -> int:
@@ -223,8 +232,8 @@ def gpus(tree: Tree, functions: Optional[dict[str, str]] = None) -> list[dict[st
             continue
         value = tree.attributes(f"{paths.PCI}/{address}", _IDENTITY)
         vendor, device = hexadecimal(value["vendor"]), hexadecimal(value["device"])
-        if not vendor or code[:6] not in GPU_CLASSES.get(vendor, ()):
-            continue
+        if not vendor or code[:6] not in GPU_CLASSES.get(vendor, ()) or virtual(tree, address):
+            continue  # a VF is a share of its GPU (vGPU)
         found.append(
             {
                 "index": len(found),

@@ -234,7 +234,7 @@ def _path(where: Topology, rail: dict[str, Any]) -> dict[str, Any]:
 
 def _passed_on(tree: Tree, where: Topology) -> set[str]:
     """Root ports above functions that are given to virtual machines or to user space."""
-    drivers = [name for name in tree.listdir(_DRIVERS) if name in pci.PASSED_ON or "vfio" in name]
+    drivers = [name for name in tree.listdir(_DRIVERS) if pci.passes_on(name)]
     given = [name for driver in drivers for name in tree.listdir(f"{_DRIVERS}/{driver}") if pci.ADDRESS.match(name)]
     return {chain[1] for chain in map(where.chain, given) if len(chain) > 2}
 

@@ -170,6 +170,7 @@ def matches(hca: dict[str, Any], key: str, value: str) -> bool:
     if key == "hca":
         return hca["name"].lower() == value
     if key == "pci":
+        value = pci.full(value)
         ours = hca["function"] != "sf" and hca["char_devices"]["uverbs"] is not None
         return bool(hca["pci"]) and hca["pci"]["address"] == value and ours
     return any(_is(netdev, key, value) for netdev in hca["netdevs"])
@@ -390,8 +391,7 @@ def _dead(bus: Bus, hcas: list[dict[str, Any]]) -> dict[str, list[str]]:
     for address, code in bus.functions.items():
         if code.startswith(pci.NETWORK_CLASS) and address not in taken:
             kind = pci.kind(bus.tree, address)
-            virtual = bus.tree.readlink(f"{paths.PCI}/{address}/physfn")
-            given_away = virtual or pci.driver(bus.tree, address) in pci.PASSED_ON
+            given_away = pci.virtual(bus.tree, address) or pci.passes_on(pci.driver(bus.tree, address))
             if not given_away and kind != roots.DATA_DIRECT:
                 found.setdefault(kind, []).append(address)
     return found
@@ -434,8 +434,15 @@ def _by_pci(group: Group) -> list[tuple[int, Place, Optional[str]]]:
 
 def _paired(bus: Bus, group: Group, gpus: list[dict[str, Any]]) -> Optional[pairing.Pairing]:
     ends = {card: bus.end(places[0].address) for card, places in group.cards.items()}
-    managed = {card for card, places in group.cards.items() if all(place.managed for place in places)}
-    return pairing.pair(bus.where, ends, [gpu["address"] for gpu in gpus], managed)
+    spare = {card for card, places in group.cards.items() if all(place.managed for place in places)} | _unlike(group)
+    return pairing.pair(bus.where, ends, [gpu["address"] for gpu in gpus], spare)
+
+
+def _unlike(group: Group) -> set[str]:
+    """Cards with other firmware or another number of ports than most: for storage, if the GPUs have cards besides."""
+    makes = {card: (places[0].hca["psid"], len(places)) for card, places in group.cards.items() if places[0].hca}
+    usual, count = max(Counter(makes.values()).items(), key=lambda row: row[1], default=(None, 0))
+    return {card for card, make in makes.items() if make != usual and 2 * count > len(makes)}
 
 
 def _by_gpu(group: Group, paired: pairing.Pairing, out: list[dict[str, Any]]) -> list[tuple[int, Place, Optional[str]]]:

@@ -74,12 +74,8 @@ def data_direct(tree: Tree, address: str, functions: dict[str, str], others: lis
     if len(direct) <= 1:
         return direct[0] if direct else None
     beside = [one for one in functions if one not in others and pci.slot(one) == pci.slot(address)]
-    nics = [one for one in beside if functions[one].startswith(pci.NETWORK_CLASS) and not _virtual(tree, one)]
+    nics = [one for one in beside if functions[one].startswith(pci.NETWORK_CLASS) and not pci.virtual(tree, one)]
     return direct[nics.index(address)] if address in nics and len(nics) == len(direct) else None
-
-
-def _virtual(tree: Tree, address: str) -> bool:
-    return tree.readlink(f"{paths.PCI}/{address}/physfn") is not None
 
 
 def _marks(tree: Tree, address: str) -> dict[bytes, bytes]:

@@ -82,10 +82,7 @@ class Seams:
 
     @classmethod
     def recorded(cls, mapping: dict[str, Any]) -> Seams:
-        """The content of a capture: {addresses: {netdev: [cidr]}, modinfo: {path: {field: value}}, rpm: text, machine,
-        routes and rules: rows of `ip -j`, sessions: [address], egress: {source address: netdev}, statistics: {netdev:
-        {name: value}}, qos: {netdev: what dcb.read returns}}. Without sessions they are read from the tree's files.
-        """
+        """The content of a capture, as _SHAPES has it. Without sessions they are read from the tree's files."""
         mapping = {key: mapping[key] for key, shape in _SHAPES.items() if _like(mapping.get(key), shape)}
         modinfo = mapping.get("modinfo") or {}
         sessions = mapping.get("sessions")

@@ -68,13 +68,14 @@ class Topology:
     def numa_node(self, address: str) -> int:
         return pci.numa_node(self._tree, address)
 
-    def vacant(self, chain: tuple[str, ...]) -> bool:
-        """Whether a bridge below this place of the tree has nothing behind it."""
+    def vacant(self, chain: tuple[str, ...]) -> set[tuple[str, ...]]:
+        """The `ports` of the bridges at or below this place of the tree that have nothing behind them."""
         path = f"/sys/devices/{'/'.join(chain)}"
         below = [name for name in self._tree.listdir(path) if pci.ADDRESS.match(name)]
         if below:
-            return any(self.vacant((*chain, name)) for name in below)
-        return (self._tree.read(f"{path}/class") or "").startswith(pci.BRIDGE_CLASS)
+            return set().union(*(self.vacant((*chain, name)) for name in below))
+        empty = (self._tree.read(f"{path}/class") or "").startswith(pci.BRIDGE_CLASS)
+        return {ports(chain)} if empty else set()
 
     def _same_node(self, one: str, other: str) -> bool:
         """A machine with a single NUMA node need not report it for each function (-1)."""
@@ -85,6 +86,11 @@ class Topology:
             return False
         online = self._tree.read("/sys/devices/system/node/online")
         return online is None or online.isdecimal()
+
+
+def ports(chain: tuple[str, ...]) -> tuple[str, ...]:
+    """The device and function numbers of the bridges below a root port: the same in switches of one kind."""
+    return tuple(name.rpartition(":")[2] for name in chain[2:])
 
 
 def shared_places(one: tuple[str, ...], other: tuple[str, ...]) -> int:

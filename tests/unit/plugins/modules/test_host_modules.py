@@ -258,6 +258,10 @@ def facts(**device):
     ({}, 9, None, "the firmware allows 8", 0),
     ({"virtual": True}, 1, None, "itself a VF", 0),
     ({"enabled": 2}, 4, None, "removes all of them first", 0),
+    ({"enabled": 2, "held": ["a VM has it"]}, 4, True, "a VM has it", 0),
+    ({"enabled": 2, "held": ["a VM has it"]}, 4, False, "", 3),
+    ({"lag": "mlx5_bond_0 of bond0"}, 4, None, "mlx5_bond_0 of bond0", 0),
+    ({"enabled": 4, "lag": "mlx5_bond_0 of bond0"}, 4, None, "", 3),
     ({}, 8, None, "", 4),
     ({"enabled": 8}, 8, None, "", 3),
     ({"enabled": 2}, 8, True, "", 4),
@@ -338,6 +342,7 @@ def test_the_facts_say_which_vfs_have_no_guid(node):
     device = sriov_vfs.read(str(node))["devices"]["0000:3b:00.0"]
     assert (device["infiniband"], device["node_guid"]) == (True, PORT_GUID)
     assert device["vf_guids"][0] == "0a11:2203:0030:0002"
+    assert "0000:3b:00.3" in device["held"][0]
     (vf / "node_guid").write_text("0000:0000:0000:0000\n")
     assert sriov_vfs.read(str(node))["devices"]["0000:3b:00.0"]["vf_guids"][0] is None
 

@@ -14,6 +14,7 @@ from ansible_collections.gpufabric.rdma.tests.tools.overlays import (
     DEVICE,
     ENROLLED,
     INSTALL,
+    KERNEL,
     KEY,
     LOOSE,
     NET,
@@ -81,12 +82,33 @@ LVM += Over(links={DATA: "../dm-0", "/sys/class/block/dm-0/slaves/nvme1n1": "../
 SWAP = file("/proc/swaps", "Filename Type Size Used Priority\n/dev/nvme0n1p3 partition 1 0 -2")
 NVME_RDMA = module("nvme_rdma", 1, "ib_core", "rdma_cm") + mounted("/data", "/dev/nvme3n1")
 NVME_RDMA += file("/sys/class/nvme/nvme3/transport", "rdma")
-NFS_TCP = mounted("/home", "198.18.0.7:/home", "nfs4", "rw,proto=tcp,addr=198.18.0.7")
+GRUB = file("/boot/grub/grub.cfg", f"menuentry 'x' {{\nlinux /vmlinuz-{KERNEL}\n}}")
+THROUGH = ("reboot", "management-path storage")
 NFS_RDMA = mounted("/scratch", "10.0.0.1:/s", "nfs4", "rw,proto=rdma,addr=10.0.0.1")
 LUSTRE = module("ko2iblnd", 2, "rdma_cm") + mounted("/l", "1@o2ib:/l", "lustre")
+
+
+def remote(server):
+    """Data on a server that is reached by TCP."""
+    rbd, lun = "/sys/bus/rbd/devices/0/config_info", "/sys/devices/host5/session1/target5:0:0"
+    iscsi = Over(links={"/sys/class/block/sda/device": f"../../../..{lun}"}, files={f"{lun}/vendor": "x"})
+    iscsi += file("/sys/class/iscsi_connection/connection1:0/address", server)
+    nvme = file("/sys/class/nvme/nvme3/transport", "tcp") + file("/sys/class/nvme/nvme3/address", f"traddr={server}")
+    return {
+        "NFS": mounted("/m", "n:/h", "nfs4", f"rw,proto=tcp,addr={server}"),
+        "CephFS": mounted("/m", "admin@b3ac-057.fs=/", "ceph", f"rw,mon_addr={server}:6789/1::2"),
+        "Lustre": mounted("/m", f"{server}@tcp:/scratch", "lustre"),
+        "GlusterFS": mounted("/m", f"{server}:/volume", "fuse.glusterfs"),
+        "a Ceph block device": mounted("/m", "/dev/rbd0") + file(rbd, f"{server}:6789 name=admin rbd vol -"),
+        "iSCSI": mounted("/m", "/dev/sda") + iscsi,
+        "NVMe over TCP": mounted("/m", "/dev/nvme3n1") + nvme,
+    }
+
+
 REPRESENTOR = {f"{DEVICE}/net/eth9/phys_port_name": "pf0vf1"}
 SWITCHDEV = VFS + Over(REPRESENTOR, {"/sys/class/net/eth9": f"../..{DEVICE[4:]}/net/eth9"})
 OF_A_POD = pod() + process(70, "python3", "uverbs0", f"/kubepods/burstable/pod{POD}/abc")
+REBOOT, TO_REBOOT = ("reboot", ""), {"activation": "reboot"}
 DRAIN = RELOAD | {"drain_allowed": True}
 NETWORK_OPERATOR = pod("mofed-ubuntu22.04-x", "nvidia-network-operator", "mofed-container")
 GPU_OPERATOR = pod("nvidia-driver-daemonset-a", "gpu-operator", "nvidia-peermem-ctr")
@@ -114,13 +136,16 @@ ROWS = [
     Row("idle peermem", "reload", "", module("nvidia_peermem", 0, "ib_core"), RELOAD, "unload nvidia_"),
     Row("virtual functions that sysfs shows", "reload", "", VFS, RELOAD, "2 virtual functions of mlx5_0"),
     Row("local NVMe without mlx_compat", "reload", over=mounted("/data", "/dev/nvme1n1"), wanted=RELOAD),
-    Row("NFS elsewhere", "reload", "", mounted("/home", "n:/h", "nfs4", "rw,addr=192.0.2.7"), RELOAD),
+    *(Row(f"{name}, elsewhere", "reload", "", over, RELOAD) for name, over in remote("192.0.2.7").items()),
     Row("pods, and draining is allowed", "reload", over=pod(), wanted=DRAIN, says="cordon and drain"),
     Row("a pod's process, and draining is allowed", "reload", over=OF_A_POD, wanted=DRAIN, says="uncordon"),
     Row("Secure Boot off in the firmware", "reload", over=LOOSE, wanted=RELOAD),
     Row("Secure Boot with an enrolled DKMS key", "reload", over=SECURE + KEY + ENROLLED, wanted=RELOAD),
     Row("Secure Boot with signed modules", "reload", over=SECURE, wanted=RELOAD | {"signed": True}),
-    Row("the next kernel has the driver too", "reload", over=newer_kernel("updates/dkms/mlx5_core.ko"), wanted=RELOAD),
+    Row("the next kernel has the driver too", *REBOOT, newer_kernel("updates/dkms/mlx5_core.ko"), TO_REBOOT),
+    Row("and it is from Ubuntu", *REBOOT, newer_kernel("kernel/doca-ofed-26.01/mlx5_core.ko"), TO_REBOOT),
+    Row("but the boot menu has this one", *REBOOT, newer_kernel("kernel/mlx5_core.ko") + GRUB, TO_REBOOT),
+    Row("the other kernel is older", *REBOOT, newer_kernel("kernel/mlx5_core.ko", "6.8.0-generic"), TO_REBOOT),
     # Reboot: a reload is ruled out.
     Row("default route over the HCA", *BY_MAC, default_route(NIC), says="the default route"),
     Row("SSH session over the HCA", *BY_MAC, ssh(NIC), says="SSH session from 198.18.0.9"),
@@ -132,18 +157,18 @@ ROWS = [
     Row("swap on such NVMe", "reboot", "storage third-party", NVME + SWAP, says="swap on /dev/nvme0n1p3"),
     Row("a disk over NVMe/RDMA", "reboot", "storage consumer", NVME_RDMA),
     Row("NFS over RDMA", "reboot", "storage", NFS_RDMA),
-    Row("NFS over TCP, but through the HCA", "reboot", "management-path storage", ssh(NIC) + NFS_TCP),
+    *(Row(f"{name}, through the HCA", *THROUGH, over + ssh(NIC)) for name, over in remote("198.18.0.7").items()),
     Row("Lustre over o2ib", "reboot", "storage consumer", LUSTRE),
     Row("iSER", "reboot", "consumer", module("ib_iser", 0, "ib_core", "rdma_cm"), says="modprobe -r ib_iser"),
     Row("a third party's module on ib_core", "reboot", "third-party", module("gds_magic", 0, "ib_core")),
     Row("peermem in use", "reboot", "peermem-in-use", module("nvidia_peermem", 4, "ib_core")),
     Row("neither a module nor a process", "reboot", "unknown-user", file("/sys/module/rdma_cm/refcnt", "5")),
     Row("a job", "reboot", "process", process(4242, "python3", "uverbs0"), says="slurmd.service"),
+    Row("in a login", "reboot", "process", process(7, "ib_read_bw", "uverbs0", "/session-5.scope"), says="stop it and"),
     Row("the subnet manager", "reboot", "process", process(99, "opensm", "umad0", "/system.slice/opensm.service")),
     Row("VFs set by netlink", "reboot", "vf-settings vf-passed-through", wanted=INSTALL, fixture="vfs"),
     Row("switchdev mode with representors", "reboot", "switchdev", SWITCHDEV, says="eth9"),
     Row("a reload is denied", "reboot", "reload-denied", wanted={"reload_allowed": False}),
-    Row("a reboot is asked for", "reboot", wanted={"activation": "reboot"}),
     # Refuse.
     Row("a reload is demanded, and SSH over it", "refuse", "management-path", ssh(NIC), {"activation": "reload"}),
     Row("in a container", "refuse", "container", file("/run/systemd/container", "systemd-nspawn"), INSTALL),

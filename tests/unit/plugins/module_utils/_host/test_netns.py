@@ -105,7 +105,6 @@ def test_a_workload_is_not_stopped_but_listed(untouched, namespaces, busy, sets,
 def test_a_foreign_file_is_overridden_on_consent_only_and_always_named(
     untouched, sources, allowed, changes, findings, told
 ):
-    """Settings that our file cannot override, the command line or a later file, always stop the run."""
     untouched["subsystem"]["netns_sources"] = sources
     made = plan(untouched, {"mode": "shared", "override_allowed": allowed})
     assert (objects(made), len(made.findings)) == (changes, findings)

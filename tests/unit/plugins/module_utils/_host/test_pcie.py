@@ -182,25 +182,11 @@ def test_set_booted_and_taken_back(tmp_path):
     assert run(REPORT)[1] == []
 
 
-HOSTILE = [
-    b"",
-    b"\xff\xfe",
-    b"9" * 5000,
-    b"$(reboot)",
-    b"pci=config_acs=5@a;@;ab@" + A.encode(),
-    b"btime " + b"9" * 5000,
-]
 SEAMS = [None, 5, [5], {"eth1": 5}, {"eth1": [None, 5]}, {"eth1": {"dscp": 5}}, {"eth1": {"dscp": {"26": [3]}}}]
 
 
-def test_no_file_and_no_recorded_answer_makes_the_facts_raise(tmp_path):
+def test_no_recorded_answer_makes_the_facts_raise(tmp_path):
     node = machine(tmp_path, 0x1D).write("/proc/cmdline", PARAMETER).write(OWN_ACS_GRUB, PARAMETER)
-    for path in [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]:
-        before = path.read_bytes()
-        for content in HOSTILE:
-            path.write_bytes(content)
-            node.facts(["all"])
-        path.write_bytes(before)
     for key in ("addresses", "modinfo", "rpm", "routes", "sessions", "egress", "qos", "machine"):
         for answer in SEAMS:
             node.write("/.seams.json", json.dumps({key: answer}))

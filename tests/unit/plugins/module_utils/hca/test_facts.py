@@ -66,9 +66,9 @@ def test_each_file_is_read_once(laid_out):
 
 @pytest.mark.parametrize("harm", ["missing", "refused", "scribbled"])
 def test_any_path_may_be_missing_refuse_or_hold_anything(laid_out, tmp_path, harm):
-    """A driver unloads, a card falls off the bus; a directory instead of a file fails like ENODEV and EINVAL."""
     chance, aside = random.Random(3), tmp_path / "aside"
     pieces = [b"\n", b":", b"=", b"\0", b"\xff\xfe", b"0x", b"-1", b"../../..", b"net:[", b"[Service]\n", b"\\\n"]
+    pieces += [b"9" * 5000, b"$(reboot)", b"pci=config_acs=5@a;@;ab@0000:3b:00.0", b"btime 9"]
     for place in sorted(laid_out.rglob("*")):
         if harm != "missing" and place.is_dir() and not place.is_symlink():
             continue

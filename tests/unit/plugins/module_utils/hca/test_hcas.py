@@ -2,7 +2,6 @@
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
-    Tree,
     counters,
     hcas,
     pci,
@@ -11,7 +10,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
     topology,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.management import uses
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import RXE_OVERHEAD, Network, ib_mtu
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import RXE_OVERHEAD, ib_mtu
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 CARD = "pci0000:00/0000:00:01.0/0000:01:00"
@@ -49,6 +48,7 @@ def test_a_software_hca_finds_its_interface(node, files, gids, wanted):
 
 
 BLOCKED = {"/etc/modprobe.d/x.conf": "# why\nblacklist mlx5_ib"}
+RECOVERY = {f"/sys/devices/{CARD}.0/device": "0x020d", f"/sys/devices/{CARD}.0/class": "0x058000"}
 NO_MODULE = {"/lib/modules/6.1.0-test/modules.dep": "kernel/x/ib_core.ko:"}
 
 
@@ -60,6 +60,7 @@ NO_MODULE = {"/lib/modules/6.1.0-test/modules.dep": "kernel/x/ib_core.ko:"}
     ("mystery", "", {}, "bound to mystery instead of mlx5_core", "Unbind 0000:01:00.0"),
     (None, "", {}, "mlx5_core is not loaded.", "modprobe mlx5_core"),
     (None, "mlx5_core", {}, "mlx5_core is loaded but did not bind", "dmesg | grep 0000:01:00.0"),
+    (None, "", RECOVERY, "flash recovery", "mstflint -d 0000:01:00.0"),
     (None, "", NO_MODULE, "the running kernel has no such module", "Install the package with mlx5_core"),
 ])  # fmt: skip
 def test_cards_without_rdma_say_why(node, driver, loaded, files, seen, step):
@@ -81,7 +82,6 @@ def below(switch, slot, address):
 
 
 def card(node, number, switch=None):
-    """A card with its own switch, or below another one's; the path of its HCA."""
     chain = below(switch or f"b{number}", f"0{number}", f"0001:{number:02x}:00.0")
     path = node.pci(chain, *CX7, "mlx5_core")
     node.hca(f"mlx5_{number}", path)
@@ -140,13 +140,29 @@ def test_rails_by_name_in_the_order_of_their_names(node, name):
     assert len(facts["not_rails"]) == 1
 
 
+def test_storage_cards_and_shares_of_gpus_take_no_number(node):
+    for number, switch in zip((1, 5, 2, 3, 4, 6), ("a1", "a1", "a1", "a2", "a2", "a3")):
+        node.write(f"{card(node, number, switch)}/board_id", "MT_0000000834" if number == 5 else "MT_0000000838")
+    node.pci("pci0000:a3/0000:a3:01.0/0000:a3:00.0/0000:a3:1f.0", "1000", "c030", "0x060400")
+    for number in (1, 2, 3, 4, 7):
+        gpu(node, number, "a1" if number in (1, 2, 7) else "a2")
+    node.link("/sys/bus/pci/devices/0002:07:00.0/physfn", "/sys/bus/pci/devices/0002:01:00.0")
+    assert indexes(node.facts(RAILS)) == [(number - 1, f"mlx5_{number}") for number in (1, 2, 3, 4)]
+
+
+def test_an_hca_whose_function_has_no_interface_has_that_of_its_mac(node):
+    node.netdev("eth1", address="00:16:3e:00:00:02")
+    node.hca("erdma_1", node.pci(f"{CARD}.0", "1ded", "107f", "0x020000"), node_guid="0216:3eff:fe00:0002")
+    assert [rail["netdev"] for rail in node.facts(RAILS)["rails"]] == ["eth1"]
+
+
 def test_a_device_with_two_ports_wants_the_port_too(node):
     path = node.pci("pci0000:00/0000:00:01.0/0000:04:00.0", *CX3)
     node.hca("mlx4_0", path, ports=2)
     for port in (0, 1):
         node.netdev(f"ens3d{port}", path, dev_port=port)
     assert [(rail["index"], rail["port"]) for rail in node.facts(RAILS)["rails"]] == [(0, 1), (1, 2)]
-    named = node.facts(RAILS, rails=[{"hca": "mlx4_0"}, {"netdev": "ens3d1"}, {"hca": "mlx4_0", "port": 1}])
+    named = node.facts(RAILS, rails=[{"hca": "mlx4_0"}, {"netdev": "ens3d1"}, {"pci": "04:00.0", "port": 1}])
     assert [(rail["index"], rail["port"]) for rail in named["rails"]] == [(1, 2), (2, 1)]
     assert len(named["not_rails"]) == 1
 
@@ -157,7 +173,6 @@ SSH = "head\n 0: 0500000A:08AE 0101000A:C000 01 0 0 0 0 0 1 0"
 
 
 def ports(node, *names, rest="eno1"):
-    """Interfaces of one PCI function each, with an HCA; rest: one without."""
     for index, name in enumerate(names):
         path = node.pci(f"pci0000:00/0000:00:0{index + 1}.0/0000:0{index + 1}:00.0", *CX7_MLX5)
         node.hca(f"mlx5_{index}", path)
@@ -261,19 +276,13 @@ def test_both_tables_of_a_node(node):
     six = [LINK6, LINK_LOCAL6, DEFAULT6, LOOPBACK6, LOCAL6, MULTICAST6, UNREACHABLE6, REJECT6]
     node.write("/proc/net/ipv6_route", "\n".join(six))
     assert set(uses(node.tree(), Seams.none())) == {"eth0", "ib0"}
+    for address, wanted in (("fe80" + "0" * 28, {"eth0"}), ("fd00" + "0" * 28, {"eth0", "ib0"})):
+        node.write("/proc/net/if_inet6", f"{address} 02 40 20 80 lo")
+        assert set(uses(node.tree(), Seams.recorded({"routes": [{"dst": "::/0", "dev": "ib0"}]}))) == wanted
     assert [(row["destination"], row["netdev"]) for row in routes.destinations(node.tree())] == [
         *(("0.0.0.0/0", "eth0"), ("192.0.2.0/24", "eth0")),
         *(("fd00::/64", "eth0"), ("::/0", "ib0"), ("fd00::2/128", "eth0")),
     ]
-
-
-def test_the_default_route_stands_on_everything_below_it(node):
-    for name in ("p0", "p1", "p2", "bond0", "bond0.7"):
-        node.netdev(name)
-    node.enslave("p0", "bond0").enslave("p1", "bond0")
-    node.link("/sys/devices/virtual/net/bond0.7/lower_bond0", "/sys/devices/virtual/net/bond0")
-    node.default_route("bond0.7")
-    assert set(Network(node.tree()).management()) == {"bond0.7", "bond0", "p0", "p1"}
 
 
 @pytest.mark.parametrize(
@@ -308,7 +317,6 @@ def test_governors_are_counted(node):
         node.write(f"/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor", governor)
     node.write("/sys/devices/system/cpu/cpuidle/current_driver", "x")
     assert counters.governors(node.tree()) == {"powersave": 2, "performance": 1}
-    assert counters.governors(Tree(str(node.root / "nothing"))) == {}
 
 
 BUS, PORT = "pci0000:10", "pci0000:10/0000:10:01.0"
@@ -383,7 +391,6 @@ def test_a_software_hca_has_the_root_of_its_netdev_through_virtio_and_a_bond_on_
 
 
 def test_the_root_of_the_data_direct_function_counts(node):
-    """Two adjacent cards, each with its Data Direct function below another root; and a card without one."""
     node.hca("mlx5_0", node.pci("pci0003:00/0003:00:01.0/0003:01:00.0", *CX7_MLX5))
     assert root_of(node, "mlx5_0") == "pci0003:00"
     for number in (1, 2):

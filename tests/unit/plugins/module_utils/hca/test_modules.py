@@ -238,12 +238,12 @@ def packages(node, text):
 
 @pytest.mark.parametrize(("listed", "info", "wanted"), [
     ("rdma-core 44", None, ("inbox", None)),
-    ("doca-ofed-userspace 3.2", None, ("inbox", None)),
+    ("doca-ofed-userspace 3.2, mlnx-ofed-kernel-utils 24.10", None, ("inbox", None)),
     ("mlnx-ofed-kernel-dkms 24.10", None, ("mlnx_ofed", "24.10")),
     ("mlnx-ofed-kernel-dkms 25.10, doca-ofed 3.2.1", None, ("doca", "3.2.1")),
     ("mlnx-ofed-kernel-dkms 25.10", "echo OFED-internal-25.10-1.2.8:", ("doca", "25.10-1.2.8")),
     ("", 'echo "MLNX_OFED_LINUX-24.10-3.2.5.0 (OFED-24.10)"', ("mlnx_ofed", "24.10-3.2.5.0")),
-    ("linux-modules-doca-ofed-3.4-generic 6.14, doca-ofed-generic 3.4", None, ("ubuntu_archive", "3.4")),
+    ("linux-main-modules-doca-ofed-3.4-6.14.0-1-generic 6.14, doca-ofed-generic 3.4", None, ("ubuntu_archive", "3.4")),
 ])  # fmt: skip
 def test_the_installed_stack(node, listed, info, wanted):
     packages(node, listed)
