@@ -26,6 +26,9 @@ OBJECT_LEFT_OUT = {
     ("metadata", "annotations"): "annotations belong to the cluster; no variable sets them",
     **dict.fromkeys([("metadata", name) for name in _WRITTEN], "the API server writes it"),
     ("metadata", "finalizers"): "controllers write it",
+    ("metadata", "namespace"): "each object of the collection has its own place",
+    ("metadata", "ownerReferences"): "controllers write it",
+    ("metadata", "selfLink"): "the API server writes it",
     ("status",): "the operator writes it",
 }
 _OF_FUNCTIONS = {
@@ -122,14 +125,12 @@ def explain_pool(page: Page, made: dict, user: str | None, nodes: int) -> None:
                 became = f"{where}: {option}: {short(made.get(option))}"
                 page.say(("spec", field), TAKEN, became)
         _say_blocks(page, made, where, nodes)
-    if page.has("metadata", "namespace"):
-        why = "nv-ipam reads pools of the namespace it runs in, and role networks runs it there"
-        page.say(("metadata", "namespace"), LEFT_OUT, "kube-system", why)
     page.finish(
         {
             ("spec", "defaultGateway"): "the default route of a pod stays on eth0",
             ("spec", "nodeSelector"): "every node gets a block; groups of the inventory choose the nodes",
             ("spec", "routes"): "role networks sets no routes through a second network",
+            ("spec", "perNodeExclusions"): "an attachment excludes addresses (exclude), not positions in a block",
             **OBJECT_LEFT_OUT,
         }
     )
@@ -152,10 +153,14 @@ def attachment(page: Page, netdevs: dict) -> dict:
     """An item of networks_attachments. netdevs: {host: {interface: link layer, or None}} of nodes that were read."""
     kind = TYPES[page.content["kind"]]
     item: dict = {"name": page.name, "type": kind}
-    namespace = page.get("spec", "networkNamespace") or "default"
+    field = ("spec", "networkNamespace")
+    if not page.get(*field) and kind in networks.OF_VFS:
+        page.cover(field)
+        field = ("metadata", "namespace")
+    namespace = page.get(*field) or "default"
     item["namespaces"] = [namespace]
-    if page.has("spec", "networkNamespace"):
-        page.say(("spec", "networkNamespace"), TAKEN, f"namespaces: [{namespace}]")
+    if page.has(*field):
+        page.say(field, TAKEN, f"namespaces: [{namespace}]")
     if kind not in ("macvlan", "ipoib"):
         _resource(page, item)
     else:
@@ -279,31 +284,41 @@ def _whereabouts(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
     why = "Network Operator deprecated whereabouts in 25.4; nv-ipam replaces it"
     page.say((*path, "type"), TAKEN, "ipam: whereabouts", why)
+    where = _one_range(page, "ipRanges")
+    if where is None:
+        return
     for field in ("range", "range_start", "range_end", "exclude", "gateway"):
-        _option(page, item, field, "subnet" if field == "range" else field)
+        _option(page, item, field, "subnet" if field == "range" else field, where if page.has(*where, field) else path)
     if isinstance(item.get("exclude"), list):
         item["exclude"] = [short_network(one) if network(one) else one for one in item["exclude"]]
     for field in _WHEREABOUTS_OWN:
         if page.has(*path, field):
             page.say((*path, field), LEFT_OUT, why="role networks writes whereabouts' own file on the nodes")
-    _refuse_odd_subnet(page, item, (*path, "range"))
+    _refuse_odd_subnet(page, item, (*where, "range"))
+
+
+def _one_range(page: Page, field: str) -> tuple | None:
+    """Where the range of an IPAM stands, below the field that lists ranges or beside it; None if there are several."""
+    path = ("spec", "ipam")
+    ranges = page.get(*path, field)
+    if ranges is None:
+        return path
+    outer = ranges if isinstance(ranges, list) else [ranges]
+    flat = [one for inner in outer for one in (inner if isinstance(inner, list) else [inner])]
+    if len(flat) != 1 or not isinstance(flat[0], dict):
+        page.refuse((*path, field), "one range", short(ranges), "create one network for each range")
+        return None
+    page.put((*path, field), flat[0])
+    return (*path, field)
 
 
 def _host_local(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
     why = "each node keeps its own leases and would hand out the same addresses; role networks gives each node a block"
     page.say((*path, "type"), WRONG, "ipam: host-local, with a block for each node", why)
-    where = path
-    ranges = page.get(*path, "ranges")
-    if ranges is not None:
-        outer = ranges if isinstance(ranges, list) else [ranges]
-        flat = [one for inner in outer for one in (inner if isinstance(inner, list) else [inner])]
-        if len(flat) != 1 or not isinstance(flat[0], dict):
-            step = "create one network for each range"
-            page.refuse((*path, "ranges"), "one range with its subnet", short(ranges), step)
-            return
-        page.put((*path, "ranges"), flat[0])
-        where = (*path, "ranges")
+    where = _one_range(page, "ranges")
+    if where is None:
+        return
     for field, option in (
         ("subnet", "subnet"),
         ("rangeStart", "range_start"),

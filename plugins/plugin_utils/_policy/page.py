@@ -86,6 +86,9 @@ class Page:
                 place = next((f"{one} belongs to {_BELONGS[one]}" for one in path if one in _BELONGS), "")
                 why = place or "no field of this name is known here; check whether it belongs elsewhere"
                 self.say(path, UNKNOWN, why=why)
+                if any(word in f"{path} {self.get(*path)}" for word in ("configList", "resourceList")):
+                    step = place or "correct the names of the fields above it"
+                    self.refuse(path, "resources in the config of their device plugin", "resources here", step)
 
 
 def template(value) -> bool:

@@ -34,9 +34,10 @@ def read(page: Page, path: tuple, nodes: list[dict], variables: dict) -> None:
 
 def _entry(page: Page, path: tuple, entry, nodes: list[dict]) -> dict | None:
     name = config.keys(entry).get("resourcename") if isinstance(entry, dict) else None
-    if not name or not isinstance(name, str):
+    if not name or not isinstance(name, str) or "/" in name:
         page.say(path, WRONG, why="see the problem")
-        page.refuse(path, "an entry with resourceName", short(entry), "give each entry a resourceName")
+        step = "give each entry a resourceName; what stands before a / is its resourcePrefix"
+        page.refuse(path, "an entry with resourceName", short(entry), step)
         return None
     kept = {_ENTRY_KEYS[str(key).lower()]: value for key, value in entry.items() if str(key).lower() in _ENTRY_KEYS}
     resource = f"{kept.get('resourcePrefix') or 'rdma'}/{name}"

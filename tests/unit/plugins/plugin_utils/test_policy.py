@@ -270,7 +270,10 @@ def one(kind, name="a", api="mellanox.com/v1alpha1", **spec):
 
 SRIOV = "sriovnetwork.openshift.io/v1"
 RAILS = [{"index": 0, "pci": "0000:18:00.0", "netdev": "eth2"}, {"index": 1, "pci": "0000:2a:00.0", "netdev": "eth3"}]
-HCAS = [{"pci": {"address": "0000:18:00.0", "virtfns": ["0000:18:00.2"]}}]
+HCAS = [
+    {"name": "a", "pci": {"address": "0000:18:00.0", "vendor": "15b3", "device": "1021", "virtfns": ["0000:18:00.2"]}},
+    {"name": "b", "pci": {"address": "0000:2a:00.0", "vendor": "15b3", "device": "101b"}},
+]
 READ = [{"host": "n", "facts": {"rails": RAILS, "hcas": HCAS}}]
 
 
@@ -278,8 +281,8 @@ def policy(**spec):
     return one("NicClusterPolicy", "nic-cluster-policy", **spec)
 
 
-def list_of(**selectors):
-    config = {"resourceList": [{"resourceName": "vf", "resourcePrefix": "x.y", "selectors": selectors}]}
+def list_of(*several, **selectors):
+    config = {"resourceList": [{"resourceName": "vf", "resourcePrefix": "x.y", "selectors": several or selectors}]}
     return policy(sriovDevicePlugin={"image": "i", "config": json.dumps(config)})
 
 
@@ -289,8 +292,8 @@ def vf_resource(functions="vfs", prefix="x.y", sriov=None, **more):
     return {**made, "networks_sriov": [{"pci": sriov, "vfs": 4}]} if sriov else made
 
 
-def node_policy(**selector):
-    return one("SriovNetworkNodePolicy", api=SRIOV, nicSelector=selector, numVfs=4, resourceName="vf")
+def node_policy(name="a", resource="vf", count=4, **selector):
+    return one("SriovNetworkNodePolicy", name, SRIOV, nicSelector=selector, numVfs=count, resourceName=resource)
 
 
 ATTACHMENT = {
@@ -308,9 +311,14 @@ ATTACHMENT = {
      {"networks_components": ["sriov-cni"], "networks_attachments": [ATTACHMENT]}),
     (node_policy(rootDevices=["0000:18:00.0"]), vf_resource(prefix="nvidia.com", sriov="0000:18:00.0", rails=[0])),
     (node_policy(pfNames=["eth3#0-3"]), vf_resource(prefix="nvidia.com", sriov="0000:2a:00.0", rails=[1])),
+    (node_policy(vendor="15b3", deviceID="101b"), vf_resource(prefix="nvidia.com", sriov="0000:2a:00.0", rails=[1])),
+    ({"source": "f", "content": {"kind": "SriovNetworkNodePolicyList", "items": [
+        node_policy(name, vendor="15b3", pfNames=["eth2"])["content"] for name in "ab"
+    ]}}, vf_resource(prefix="nvidia.com", sriov="0000:18:00.0", rails=[0])),
     (list_of(pciAddresses=["0000:2a:00.0"]), vf_resource("pfs", rails=[1])),
     (list_of(pciAddresses=["0000:18:00.2"]), vf_resource(rails=[0])),
     (list_of(rootDevices=["0000:18:00.0"]), vf_resource(rails=[0])),
+    (list_of({"pfNames": ["eth3"]}, {"pfNames": ["eth2"]}), vf_resource(rails=[0, 1])),
 ])  # fmt: skip
 def test_later_kinds_and_fields_become_variables_that_the_roles_take(document, variables):
     made = importer.run([document], READ)
@@ -328,10 +336,32 @@ def test_each_node_policy_becomes_the_variables_of_a_group():
         assert made["groups"][name]["variables"]["device_plugin_resources"][0]["resourceName"] == "a"
 
 
-@pytest.mark.parametrize("names", [["gpu-nodes"], ["a.b", "a-b"]])
-def test_a_group_that_exists_is_not_written(names):
-    made = importer.run([one("NicNodePolicy", name, nodeSelector={"pool": "a"}) for name in names])
-    assert [finding.object for finding in made["findings"]] == [f"NicNodePolicy {names[-1]}"]
+def test_a_group_that_exists_is_not_written():
+    made = importer.run(
+        [one("NicNodePolicy", name, nodeSelector={"pool": "a"}) for name in ("gpu-nodes", "a.b", "a-b")]
+    )
+    assert [finding.object for finding in made["findings"]] == ["NicNodePolicy a-b"]
+    assert list(made["groups"]) == ["policy_gpu_nodes", "a_b"]
+
+
+RESOURCES = {"image": "i", "config": CONFIG}
+HOST_DEVICE = one("HostDeviceNetwork", resourceName="vf", ipam='{"type": "nv-ipam", "poolName": "p"}')
+
+
+@pytest.mark.parametrize(("documents_of", "place"), [
+    ([policy(secondaryNetwork={"rdmaSharedDevicePlugin": RESOURCES})], "rdmaSharedDevicePlugin.config"),
+    ([policy(rdmaSharedDevPlugin=RESOURCES)], "rdmaSharedDevPlugin.config"),
+    ([policy(sriovDevicePlugin={"image": "i"})], "sriovDevicePlugin.config"),
+    ([list_of("15b3")], "resourceList[0].selectors"),
+    ([list_of(pfNames="eth2")], "resourceList[0].selectors"),
+    ([one("CIDRPool", "p"), HOST_DEVICE], "spec.ipam.poolName"),
+    ([one("CIDRPool", "p")], "the files"),
+    ([node_policy(vendor="15b3", deviceID="101b", pfNames=["eth2"])], "spec.nicSelector"),
+    ([node_policy(rootDevices=["0000:18:00.0"]), node_policy("b", count=8, rootDevices=["0000:18:00.0"])], "numVfs"),
+    ([node_policy(pfNames=["eth2#0-1"]), node_policy("b", "vg", pfNames=["eth2#2-3"])], "spec.resourceName"),
+])  # fmt: skip
+def test_no_import_ends_without_a_resource_or_a_pool_that_the_files_have(documents_of, place):
+    assert [finding for finding in importer.run(documents_of, READ)["findings"] if finding.object.endswith(place)]
 
 
 def test_interfaces_are_looked_up_on_nodes_and_a_field_one_level_off_is_told_where_it_belongs():
@@ -366,10 +396,10 @@ def places(value, path=()):
 
 
 @settings(max_examples=300, deadline=None)
-@given(name=some.sampled_from(sorted(FILES)), data=some.data())
+@given(name=some.sampled_from([*sorted(FILES), ""]), data=some.data())
 def test_no_file_however_broken_breaks_the_import(name, data):
     """Anything unread is refused or reported; JSON texts are also broken."""
-    found = documents(name)
+    found = documents(name) if name else [list_of(pfNames=["eth2"]), node_policy(pfNames=["eth2"])]
     for document in found:
         spec = document["content"].get("spec") or {}
         if isinstance(spec.get("ipam"), str):
@@ -379,7 +409,7 @@ def test_no_file_however_broken_breaks_the_import(name, data):
     for key in ("content", *place[1:])[:-1]:
         inner = inner[key]
     inner[("content", *place[1:])[-1]] = data.draw(JUNK)
-    made = importer.run(found)
+    made = importer.run(found, READ)
     explanation(made["lines"])
     for finding in made["findings"]:
         assert all(getattr(finding, fact) for fact in ("object", "wanted", "next_step"))
