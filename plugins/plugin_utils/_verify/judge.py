@@ -101,7 +101,7 @@ def _nodes(seen: Seen, check_mode: bool) -> list[dict]:
 
 def _fabric(seen: Seen, check_mode: bool):
     """(host, check) of the tests between nodes."""
-    by_test = pairs.joined(seen.collected)
+    by_test = pairs.joined(list(zip((node["host"] for node in seen.nodes), seen.collected)), seen.plan["tests"])
     results = {name: ends["client"] for name, ends in by_test.items() if "client" in ends}
     servers = {name: ends["server"]["error"] for name, ends in by_test.items() if "server" in ends}
     # The reason why a node dropped out explains its tests better than "no result".

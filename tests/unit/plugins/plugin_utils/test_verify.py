@@ -274,6 +274,12 @@ def test_check_mode_reports_what_the_run_would_change_instead_of_failing(node):
     assert checks["module:ib_umad"]["status"] == NOT_VERIFIED
 
 
+def test_a_node_answers_for_its_own_end_of_a_test_only():
+    test, told = {"id": "t", "client": {"host": "a"}, "server": {"host": "b"}}, [{"id": "t", "role": "client"}]
+    kept = [host for host in ("a", "b", "c", None) if pairs.joined([(host, {"results": told})], [test])]
+    assert kept == ["a", None]
+
+
 # --- results of the fabric --------------------------------------------------------------------------------------------
 
 
