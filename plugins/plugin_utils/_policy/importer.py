@@ -10,7 +10,7 @@ from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from . import networks, resources, sriov
 from .networks import OBJECT_LEFT_OUT
-from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, short, template
+from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, line, short, template
 
 POLICY, NODE_POLICY, POOL = "NicClusterPolicy", "NicNodePolicy", "IPPool"
 GROUPS = dict.fromkeys((POLICY, NODE_POLICY), "mellanox.com/v1alpha1")
@@ -119,15 +119,9 @@ class _Import:
 
     def _needed(self, component: str, items: list[dict]) -> dict:
         users = [item["name"] for item in items if component in networks.components([item])]
-        return {
-            "source": "all files",
-            "object": "networks together",
-            "field": component,
-            "verdict": WRONG,
-            "was": "no sub-state of a policy installs it",
-            "became": f"networks_components: [{component}]",
-            "why": f"{core_text.listing(users)} cannot work without it",
-        }
+        why = f"{core_text.listing(users)} cannot work without it"
+        was, became = "no sub-state of a policy installs it", f"networks_components: [{component}]"
+        return line("all files", "networks together", component, WRONG, was, became, why)
 
     def _refuse(self, obj: str, wanted: str, seen: str, next_step: str) -> None:
         self.findings.append(Finding(obj, wanted, seen, next_step))
@@ -244,9 +238,7 @@ class _Import:
     def _driver(self, page: Page) -> None:
         path = ("spec", "ofedDriver")
         if not isinstance(page.get(*path), dict):
-            page.say(path, WRONG, why="see the problem")
-            wanted = "image, repository and version"
-            page.refuse(path, wanted, short(page.get(*path)), "check its indentation")
+            page.refuse(path, "image, repository and version", short(page.get(*path)), "check its indentation")
             return
         version = str(page.get(*path, "version") or self.shared.get("version") or "")
         flavor, number = driver_version(version)
@@ -347,7 +339,6 @@ class _Import:
         """image, repository, version; a component's pinned image is taken, unless it is the operator's own build."""
         given = page.get(*path)
         if not isinstance(given, dict):
-            page.say(path, WRONG, why="see the problem")
             page.refuse(path, "image, repository and version", short(given), "check its indentation")
             return
         page.say((*path, "image"), verdict, became, why)

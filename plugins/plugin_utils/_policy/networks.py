@@ -9,7 +9,7 @@ from ...module_utils._cni import address_pool
 from ...module_utils._core import text
 from .._core.addresses import netaddr, network
 from .._preflight import networks
-from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, dotted, short
+from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, dotted, line, short
 
 TYPES = {
     "MacvlanNetwork": "macvlan",
@@ -44,17 +44,9 @@ def as_mapping(page: Page, path: tuple, what: str):
     """Replace a JSON string by the mapping in it; a mapping instead of a string is reported as wrong."""
     value = page.get(*path)
     if isinstance(value, dict):
-        page.lines.append(
-            {
-                "source": page.source,
-                "object": page.object,
-                "field": dotted(path),
-                "verdict": WRONG,
-                "was": "a YAML map",
-                "became": "the same entries, below",
-                "why": f"the field is a JSON string; the API server refuses a map: {what} was never created",
-            }
-        )
+        why = f"the field is a JSON string; the API server refuses a map: {what} was never created"
+        became = "the same entries, below"
+        page.lines.append(line(page.source, page.object, dotted(path), WRONG, "a YAML map", became, why))
         return value
     try:
         found = json.loads(value)
@@ -63,7 +55,6 @@ def as_mapping(page: Page, path: tuple, what: str):
     else:
         seen = short(value, 60)
     if not isinstance(found, dict):
-        page.say(path, WRONG, why="it cannot be read, see the problem")
         page.refuse(path, "a string that holds a JSON object", seen, "correct the JSON there")
         return None
     page.put(path, found)
@@ -139,7 +130,6 @@ def explain_pool(page: Page, made: dict, user: str | None, nodes: int) -> None:
 def _say_blocks(page: Page, made: dict, where: str, nodes: int) -> None:
     path, size, subnet = ("spec", "perNodeBlockSize"), made.get("per_node_block_size"), made.get("subnet")
     if not (size and subnet):
-        page.say(path, WRONG, why="see the problem")
         return
     serves = address_pool.make(subnet, block=size).blocks
     why = f"{subnet} holds {text.count(serves, 'block')} of {size}: no more nodes than that"
@@ -184,7 +174,6 @@ def _resource(page: Page, item: dict) -> None:
     path, name = ("spec", "resourceName"), page.get("spec", "resourceName")
     if not isinstance(name, str) or not name:
         step = "set the resource of the SR-IOV device plugin that hands out the functions"
-        page.cover(path)
         page.refuse(path, "a resource", short(name), step)
         return
     full = name if name.startswith(DEVICE_PREFIX) else DEVICE_PREFIX + name
@@ -199,7 +188,6 @@ def _master(page: Page, item: dict, netdevs: dict) -> None:
         step = "set the rail's interface; pods on the default-route interface cannot reach their own node"
         wanted = "an interface of the fabric"
         seen = short(name) if name else "none, which means that of the default route"
-        page.cover(path)
         page.refuse(path, wanted, seen, step)
         return
     item["master"] = name
@@ -246,7 +234,6 @@ def _ipam(page: Page, item: dict) -> None:
         "static": _static,
     }
     if kind not in readers:
-        page.say(path, WRONG, why="see the problem")
         wanted = f"one of {', '.join(readers)}"
         step = "use nv-ipam if several nodes share the network"
         page.refuse((*path, "type"), wanted, short(kind), step)
@@ -274,7 +261,6 @@ def _nv_ipam(page: Page, item: dict) -> None:
         page.refuse((*path, "poolType"), "ippool", short(kind), step)
     name = page.get(*path, "poolName")
     if not isinstance(name, str) or not name:
-        page.cover((*path, "poolName"))
         page.refuse((*path, "poolName"), "the name of a pool", short(name), "give the name of the IPPool")
         return
     item["pool"] = name

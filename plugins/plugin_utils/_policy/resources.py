@@ -35,7 +35,6 @@ def read(page: Page, path: tuple, nodes: list[dict], variables: dict) -> None:
 def _entry(page: Page, path: tuple, entry, nodes: list[dict]) -> dict | None:
     name = config.keys(entry).get("resourcename") if isinstance(entry, dict) else None
     if not name or not isinstance(name, str) or "/" in name:
-        page.say(path, WRONG, why="see the problem")
         step = "give each entry a resourceName; what stands before a / is its resourcePrefix"
         page.refuse(path, "an entry with resourceName", short(entry), step)
         return None
@@ -75,8 +74,6 @@ def _selectors(page: Page, path: tuple, entry: dict, kept: dict, resource: str, 
         page.say((*path, "devices"), LEFT_OUT, why="selectors win if both are set")
     given = kept.get("selectors")
     if not isinstance(given, dict) or not given:
-        if "selectors" in entry:
-            page.say((*path, "selectors"), WRONG, why="see the problem")
         page.refuse((*path, "selectors"), "selectors", short(given), f"name {text.listing(_SELECTORS)}")
         return
     if "selectors" not in entry:

@@ -105,7 +105,6 @@ def functions(page: Page, nodes: list[dict], variables: dict) -> None:
         step = "set rootDevices, or let nodes be read: ansible-playbook -i INVENTORY gpufabric.rdma.import_policy "
         seen = f"{short(chosen)}, which no rail of the nodes that were read fits" if nodes else short(chosen)
         page.refuse(path, "physical functions", seen, f"{step}-e policy_hosts=gpu_nodes")
-        page.cover(path)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1 or not isinstance(resource, str):
         seen = f"numVfs {short(count)}, resourceName {short(resource)}"
         page.refuse(("spec",), "numVfs and resourceName", seen, "set both")
