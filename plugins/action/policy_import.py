@@ -166,6 +166,5 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def text(variables: dict, sources: list[str]) -> str:
-    """The variables as a file of group_vars."""
     made = yaml.dump(variables, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120)
     return f"{HEADER}{', '.join(sources)}.\n{made}"

@@ -91,7 +91,6 @@ def _as_sent(part: dict, findings: list[Finding]) -> list[dict]:
 
 
 def of_all(parts: list[dict]) -> list[dict]:
-    """The objects of all parts."""
     return [item for part in parts for item in part["wanted"]]
 
 
@@ -321,7 +320,6 @@ def normalised(item: dict) -> dict:
 
 
 def _text(item: dict) -> str:
-    """An object for --diff."""
     return json.dumps(normalised(item), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 

@@ -228,7 +228,6 @@ def verdict_of(document: dict, run: str) -> dict:
 
 
 def _items(result: dict) -> list[dict]:
-    """The result, or those of its loop."""
     items = result.get("results")
     looped = isinstance(items, list) and items and all(isinstance(item, dict) for item in items)
     return items if looped and "changes" not in result else [result]

@@ -362,12 +362,7 @@ def join(items: list[tuple], pools: dict) -> dict:
     return owners
 
 
-# What types and IPAMs need besides the reference plugins.
 def components(items: list[dict]) -> list[str]:
-    found = []
-    for item in items:
-        for name in (item["type"], item.get("ipam")):
-            component = networks.COMPONENT_OF.get(name)
-            if component and component not in found:
-                found.append(component)
-    return found
+    """What types and IPAMs need besides the reference plugins."""
+    needed = [networks.COMPONENT_OF.get(name) for item in items for name in (item["type"], item.get("ipam"))]
+    return list(dict.fromkeys(filter(None, needed)))

@@ -115,7 +115,6 @@ def short(value, most: int = 90) -> str:
 
 
 def explanation(lines: list[dict]) -> str:
-    """The lines for people, object by object."""
     blocks, last = [], None
     for line in lines:
         head = f"{line['object']}  ({line['source']})"

@@ -10,7 +10,6 @@ _SELECTORS = ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
 
 
 def read(page: Page, path: tuple, nodes: list[dict], variables: dict) -> None:
-    """Reads one config into variables; reports problems on the page."""
     if "device_plugin_resources" in variables:
         page.refuse(path, "one configuration of the plugin", "a second one", "remove one of them")
     found = as_mapping(page, path, "a resource")

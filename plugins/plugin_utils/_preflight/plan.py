@@ -169,7 +169,6 @@ def _facts(node: dict) -> dict | None:
 
 
 def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
-    """The decisions about this node only, which include the whole host layer."""
     typed, facts = node["variables"], _facts(node)
     if facts is not None and "firmware" in node:
         facts = {**facts, "firmware": node["firmware"]}
@@ -210,7 +209,6 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
 
 
 def name_of(node: dict) -> str:
-    """The node's name in the cluster."""
     return str(node["variables"]["k3s_node_name"] or node.get("hostname") or node["host"]).strip().lower()
 
 
