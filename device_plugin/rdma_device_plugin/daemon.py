@@ -61,7 +61,6 @@ class Plugin(State):
     # Called from outside and from signal handlers.
 
     def rescan(self) -> None:
-        """Scan the node again soon."""
         self._scan_wanted.set()
 
     def reload(self) -> None:

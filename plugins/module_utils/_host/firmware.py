@@ -313,12 +313,10 @@ def _text(record: dict) -> str:
 
 
 def is_about(change: Change) -> bool:
-    """Whether a change concerns firmware or its records."""
     return change.object.startswith((_OBJECT, paths.OWN_FIRMWARE))
 
 
 def of_hca(change: Change) -> str | None:
-    """The PCI address of a change of firmware."""
     return change.object.split()[2] if change.object.startswith(_OBJECT) else None
 
 

@@ -314,7 +314,6 @@ def _value(value) -> str:
 
 
 def normalised(item: dict) -> dict:
-    """The object without fields set by server and controllers."""
     meta = {name: value for name, value in (item.get("metadata") or {}).items() if name not in _FILLED_IN}
     return {**{name: value for name, value in item.items() if name != "status"}, "metadata": meta}
 

@@ -208,12 +208,10 @@ class Tree:
         return status is not None and (status.st_mode & 0o170000) == 0o040000
 
     def mode(self, path: str) -> Optional[int]:
-        """Permission bits of a file."""
         status = self.stat(path)
         return None if status is None else status.st_mode & 0o7777
 
     def mtime(self, path: str) -> Optional[int]:
-        """Modification time in seconds since the epoch."""
         status = self.stat(path)
         return None if status is None else int(status.st_mtime)
 

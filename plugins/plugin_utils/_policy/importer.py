@@ -36,6 +36,7 @@ _IMAGE_FIELDS = {
     "imagePullSecrets": "nodes take images from the bundle folder, not with a secret of the cluster",
     "containerResources": "the roles set the resources of their pods",
 }
+_OWN_DRIVERS = ("doca", "mlnx_ofed", "ubuntu_archive")
 _OF_CONTAINER = ("startupProbe", "livenessProbe", "readinessProbe", "terminationGracePeriodSeconds")
 _DRIVER_FIELDS = {
     "env": "settings of the driver container",
@@ -242,7 +243,8 @@ class _Import:
             return
         version = str(page.get(*path, "version") or self.shared.get("version") or "")
         flavor, number = driver_version(version)
-        own = [node["host"] for node in self.nodes if _own_driver(node["facts"])]
+        flavors = [((node["facts"].get("driver") or {}).get("on_disk") or {}).get("flavor") for node in self.nodes]
+        own = [node["host"] for node, known in zip(self.nodes, flavors) if known in _OWN_DRIVERS]
         if own:
             self.variables["driver_flavor"] = "verify"
             why = f"{core_text.names(own)} has its own driver stack: with the container's the modules are loaded "
@@ -409,8 +411,3 @@ def plain_labels(affinity) -> dict | None:
             return None
         found[one["key"]] = str(values[0])
     return found or None
-
-
-def _own_driver(facts: dict) -> bool:
-    flavor = ((facts.get("driver") or {}).get("on_disk") or {}).get("flavor")
-    return flavor in ("doca", "mlnx_ofed", "ubuntu_archive")

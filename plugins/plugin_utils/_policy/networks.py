@@ -20,15 +20,13 @@ TYPES = {
 }
 # The operator prefixes a HostDeviceNetwork's resource with this (pkg/state/state_hostdevice_network.go).
 DEVICE_PREFIX = "nvidia.com/"
-_WRITTEN = ("creationTimestamp", "generation", "resourceVersion", "uid", "managedFields")
+_WRITTEN = ("creationTimestamp", "generation", "resourceVersion", "uid", "managedFields", "selfLink", "ownerReferences")
 OBJECT_LEFT_OUT = {
     ("metadata", "labels"): "labels belong to the cluster; no variable sets them",
     ("metadata", "annotations"): "annotations belong to the cluster; no variable sets them",
     **dict.fromkeys([("metadata", name) for name in _WRITTEN], "the API server writes it"),
     ("metadata", "finalizers"): "controllers write it",
     ("metadata", "namespace"): "each object of the collection has its own place",
-    ("metadata", "ownerReferences"): "controllers write it",
-    ("metadata", "selfLink"): "the API server writes it",
     ("status",): "the operator writes it",
 }
 _OF_FUNCTIONS = {

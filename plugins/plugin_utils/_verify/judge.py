@@ -93,8 +93,11 @@ def _nodes(seen: Seen, check_mode: bool) -> list[dict]:
         elif not node["read"].get("probe"):
             checks = host_checks.absent(_silence(node["read"]))
         else:
-            judged.append(_judge_node(node, check_mode, loaded[host]))
-            continue
+            try:
+                judged.append(_judge_node(node, check_mode, loaded[host]))
+                continue
+            except Exception as error:  # noqa: BLE001 - any error is this node's
+                checks = host_checks.absent(f"its answer cannot be judged: {type(error).__name__}: {str(error)[:200]}")
         judged.append({"host": host, "facts": None, "checks": checks})
     return judged
 
