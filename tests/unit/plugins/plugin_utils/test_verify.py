@@ -740,4 +740,4 @@ def test_where_all_open_their_firewalls_no_address_is_parsed_for_a_pair_of_nodes
 def test_an_answer_that_cannot_be_judged_is_a_failed_check_of_its_node(known):
     known[0]["node"]["read"]["ansible_facts"]["rdma"]["hcas"] = ["x"]
     checks = judge.judge(gathered(known), check_mode=False)["checks"]
-    assert (len(checks["node1"]), checks["node1"][0]["status"], len(checks["node2"]) > 1) == (1, "failed", True)
+    assert (checks["node1"][0]["status"], len(checks["node2"]) > len(checks["node1"])) == ("failed", True)
