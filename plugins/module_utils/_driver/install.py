@@ -167,5 +167,4 @@ class Installer:
 
 
 def _needed(changes) -> list[str]:
-    """Missing packages that builds need."""
     return [change.object.split()[1] for change in changes if change.action == "need"]

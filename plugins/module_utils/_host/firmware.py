@@ -77,7 +77,6 @@ def malformed(stated: Any) -> bool:
 
 
 def _written(values: Mapping) -> dict[str, str]:
-    """Values as mstconfig accepts them."""
     return {str(key): str(int(value)) if isinstance(value, bool) else str(value) for key, value in values.items()}
 
 

@@ -238,7 +238,6 @@ class Tree:
         return os.open(self._prefix + self._resolve(path, [_LINKS_MAX]), self._flags)
 
     def _enter(self, directory: str) -> int:
-        """Descriptor of a directory."""
         return os.open(self._inside(directory), _FLAGS | os.O_DIRECTORY)
 
     def _inside(self, directory: str) -> str:

@@ -162,5 +162,4 @@ def packed(programs: dict[str, bytes]) -> bytes:
 
 
 def wanted(programs: dict[str, bytes]) -> list[dict]:
-    """What the module on the node compares with."""
     return [{"name": name, "sha256": hashlib.sha256(content).hexdigest()} for name, content in sorted(programs.items())]

@@ -119,7 +119,6 @@ class Record:
         self.hosts[host].ended = True
 
     def unfinished(self) -> list[str]:
-        """Hosts whose state is unknown."""
         return [name for name, host in self.hosts.items() if not host.ended and not host.unreachable]
 
     def document(self, at: str) -> dict | None:

@@ -50,16 +50,12 @@ def resources(page: Page, path: tuple, nodes: list[dict], variables: dict) -> No
 
 def _resource(page: Page, where: tuple, name: tuple, addresses: dict, nodes: list[dict], variables: dict) -> None:
     """Whole functions if an address is that of a rail itself, else the VFs below it."""
-    chosen = [str(one).partition("#")[0].lower() for given in addresses.values() for one in given]
-    found = [
-        (rail, address) for node in nodes for rail in node["facts"].get("rails") or [] for address in _names(node, rail)
-    ]
-    rails = sorted({rail["index"] for rail, address in found if address in chosen})
-    whole = any(
-        str(rail.get("pci")).lower() in (str(one).lower() for one in addresses["pciAddresses"]) for rail, _n in found
-    )
-    if found and not chosen:
-        whole = not any(_vfs(node) for node in nodes)
+    chosen = {str(one).partition("#")[0].lower() for given in addresses.values() for one in given}
+    known = list(_rails(nodes))
+    rails = sorted({rail["index"] for rail, function in known if chosen & _names(rail, function)})
+    whole = {str(one).lower() for one in addresses["pciAddresses"]} & {str(rail.get("pci")) for rail, _pci in known}
+    if known and not chosen:
+        whole = not any(function.get("virtfns") for _rail, function in known)
     item = {"name": name[1], "prefix": name[0], "functions": "pfs" if whole else "vfs"}
     if rails:
         item["rails"] = rails
@@ -82,17 +78,16 @@ def _resource(page: Page, where: tuple, name: tuple, addresses: dict, nodes: lis
         page.say(where, TAKEN, became, "" if chosen else "its selectors list models, so it covers every rail")
 
 
-def _names(node: dict, rail: dict):
-    """The addresses that select a rail's function and the VFs below it."""
-    yield from (str(one).lower() for one in (rail.get("pci"), rail.get("netdev")) if one)
-    yield from _vfs(node, rail.get("pci"))
+def _rails(nodes: list[dict]):
+    """(rail, PCI function of its HCA) of all nodes."""
+    for node in nodes:
+        known = {hca["pci"].get("address"): hca["pci"] for hca in node["facts"].get("hcas") or [] if hca.get("pci")}
+        yield from ((rail, known.get(rail.get("pci"), {})) for rail in node["facts"].get("rails") or [])
 
 
-def _vfs(node: dict, address=None) -> list[str]:
-    """Addresses of VFs, of one physical function or of all."""
-    known = [hca.get("pci") or {} for hca in node["facts"].get("hcas") or []]
-    chosen = [pci for pci in known if address is None or pci.get("address") == address]
-    return [str(one).lower() for pci in chosen for one in pci.get("virtfns") or []]
+def _names(rail: dict, function: dict) -> set[str]:
+    """What selects a rail's function or the VFs below it."""
+    return {str(one).lower() for one in (rail.get("pci"), rail.get("netdev"), *(function.get("virtfns") or [])) if one}
 
 
 def functions(page: Page, nodes: list[dict], variables: dict) -> None:
@@ -135,12 +130,10 @@ def _functions(chosen: dict, nodes: list[dict]) -> list[str]:
         return []
     roots, names = ([str(one).partition("#")[0] for one in given] for given in lists)
     wanted = (roots, names, *([str(chosen[key])] if chosen.get(key) else [] for key in ("vendor", "deviceID")))
-    rails = []
-    for node in nodes:
-        models = {hca["pci"].get("address"): hca["pci"] for hca in node["facts"].get("hcas") or [] if hca.get("pci")}
-        for rail in node["facts"].get("rails") or []:
-            model = models.get(rail.get("pci"), {})
-            rails.append((rail.get("pci"), rail.get("netdev"), model.get("vendor"), model.get("device")))
+    rails = [
+        (rail.get("pci"), rail.get("netdev"), function.get("vendor"), function.get("device"))
+        for rail, function in _rails(nodes)
+    ]
     fits = [
         rail[0] for rail in rails if any(wanted) and all(not given or own in given for own, given in zip(rail, wanted))
     ]

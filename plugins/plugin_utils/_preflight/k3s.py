@@ -359,7 +359,6 @@ def _peer(here: dict, host: str, other: str, own) -> str | None:
 
 
 def _own_network(seen: dict, node_ip: str | None):
-    """(interface, network) of the node's own address."""
     for row in seen["addresses"]:
         if row["address"].partition("/")[0] == node_ip:
             return row["netdev"], netaddr.IPNetwork(row["address"])

@@ -269,7 +269,6 @@ def _k3s_node(node: dict, run: Run) -> dict:
 
 
 def images(typed: dict, lock: dict) -> list[str]:
-    """References that pods of this collection use on a node."""
     pinned = {image["name"]: image["reference"] for image in lock["images"] if image["used_by"] == "networks"}
     used = {**pinned, **typed["networks_images"]}
     found = [typed["flannel_image"], typed["multus_image"]]

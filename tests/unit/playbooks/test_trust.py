@@ -117,7 +117,6 @@ class Site(Cluster):
             self.answers[name] = {key: value for key, value in answer.items() if key != "invocation"}
 
     def run(self, answer: dict) -> dict:
-        """The decisions for node1 if node2 gives this answer."""
         known = HostVars({name: dict(variables) for name, variables in self.known.items()})
         both = {"roles": ROLES, "hosts": [*known]}
         for name, said in (("node1", self.answers["node1"]), ("node2", answer)):
@@ -266,7 +265,6 @@ OWN |= {"phys_state", "link_layer", "address", "name", "hca", "netdev", "pci", "
 
 
 def planted(value):
-    """The same data with PLANT at the end of each text of it."""
     if isinstance(value, dict):
         return {key: item if key in OWN and isinstance(item, str) else planted(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -383,7 +383,6 @@ def places(value, path=()):
 @settings(max_examples=300, deadline=None)
 @given(name=some.sampled_from([*sorted(FILES), ""]), data=some.data())
 def test_no_file_however_broken_breaks_the_import(name, data):
-    """Anything unread is refused or reported; JSON texts are also broken."""
     found = documents(name) if name else [list_of(pfNames=["eth2"]), node_policy(pfNames=["eth2"])]
     for document in found:
         spec = document["content"].get("spec") or {}

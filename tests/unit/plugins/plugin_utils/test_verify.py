@@ -366,7 +366,6 @@ def test_the_report_puts_failures_first_and_counts_what_was_not_verified(node):
 
 
 def rail(number, address=None, state="ACTIVE", layer="Ethernet", kind="software", gids=None):
-    """One rail with its HCA, as in the facts."""
     if gids is None:
         gids = [{"index": 0, "gid": "fe80:0000:0000:0000:5054:00ff:fe00:0001", "type": "RoCE v2", "netdev": "eth2"}]
         if address and ":" not in address:
@@ -559,7 +558,6 @@ def test_what_a_way_of_gpu_initiated_rdma_lacks_fails_where_it_is_asked_for(whys
 
 
 def lacking(whys):
-    """The state of a node that lacks these needs."""
     ways = {}
     for way, needs in gpu_initiated.WAYS.items():
         missing = [{"need": need, "why": whys[need]} for need in needs if need in whys]
