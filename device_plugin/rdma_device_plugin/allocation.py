@@ -56,7 +56,6 @@ class Offer(NamedTuple):
 
     @property
     def healthy(self) -> int:
-        """How many units are healthy."""
         full, rest = divmod(self.count, len(self.groups) or 1)
         return sum(full + (index < rest) for index, group in enumerate(self.groups) if group.healthy)
 

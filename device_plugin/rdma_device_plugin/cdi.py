@@ -78,7 +78,6 @@ def update_file(directory: str, path: str, text: str) -> bool:
 
 
 def remove(directory: str, pool: str) -> bool:
-    """Remove a pool's file."""
     return remove_file(f"{directory}/{file(pool)}")
 
 

@@ -61,7 +61,6 @@ class Plugin(State):
     # Called from outside and from signal handlers.
 
     def rescan(self) -> None:
-        """Scan the node again soon."""
         self._scan_wanted.set()
 
     def reload(self) -> None:
@@ -186,7 +185,6 @@ class Plugin(State):
         return config
 
     def _split(self) -> None:
-        """The entries of the active config by API."""
         self.parts = modes.split(self.config, self.settings.mode)
         for warning in self.parts.warnings:
             log.on_change(f"split {warning}", warning, logging.WARNING)

@@ -19,7 +19,6 @@ from .pools import Inventory
 
 
 def explain(config: Config, root: str) -> list[str]:
-    """The report for the node below root, as lines."""
     tree = Tree(root)
     found = pools.discover(tree, pools.Wanted(any(pool.extra.pKeys for pool in config.pools)))
     # The library knows more about a Mellanox card without RDMA: which module is blocked, and by which file.

@@ -42,7 +42,6 @@ class Feed:
         self._wake()
 
     def close(self) -> None:
-        """End all followers."""
         self._closed = True
         self._wake()
 
@@ -119,7 +118,6 @@ class Service:
 
     @property
     def name(self) -> str:
-        """Its registration."""
         return self.offer.pool.resource
 
     @property

@@ -63,7 +63,6 @@ class State:
 
     @property
     def pools(self) -> list[Pool]:
-        """The pools of both APIs."""
         return [served.pool for served in self.served.values()] + list(self.front.pools if self.front else ())
 
     @property

@@ -45,13 +45,11 @@ def by_digest(objects: list[dict], bundle: str | None) -> list[dict]:
 
 
 def written(path: pathlib.Path, rendered: dict, check_mode: bool) -> dict:
-    """The result of a task that writes a folder for Git."""
     made, changes = git_folder.converge(path, rendered, check_mode)
     return {"warnings": terminal.warnings(made.notes), **result(made, changes)}
 
 
 def render(args: dict) -> dict:
-    """The result of a task that only renders."""
     (part,), findings = planner.prepare([args])
     if findings:
         raise Refused(findings)

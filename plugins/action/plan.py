@@ -257,10 +257,10 @@ def _read_of(task_vars, hosts, since) -> list[dict]:
     nodes = []
     for of_host in [of_host for of_host in known if "read" in of_host]:
         read, later = of_host["read"], of_host.get("since") or {}
+        own = {key: read[key] for key in plan.OWN}
         if since and "ansible_facts" not in later:
-            read = {key: read[key] for key in ("host", "address", "variables", "problems")}
-            later = {"failure": later.get("failure") or later.get("msg")}
-        nodes.append({**read, **later})
+            read, later = own, {"failure": later.get("failure") or later.get("msg")}
+        nodes.append({**read, **later, **own})
     return nodes
 
 

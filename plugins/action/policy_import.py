@@ -1,5 +1,6 @@
 """Controller side of gpufabric.rdma.policy_import: reads the files; _policy.importer decides."""
 
+import json
 import os
 import pathlib
 import re
@@ -32,7 +33,8 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=options(documented.DOCUMENTATION))
         documents, findings = _read(args["files"])
-        nodes = [node for node in args["nodes"] if node.get("facts")]
+        # Plain texts: YAML cannot write those that Ansible has tagged.
+        nodes = json.loads(json.dumps([node for node in args["nodes"] if node.get("facts")]))
         pinned = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text(encoding="utf-8"))
         made = importer.run(documents, nodes, pinned["__networks_pinned_images"], folder.lock())
         findings += made["findings"] or ([] if findings else _refused(made))
@@ -144,7 +146,9 @@ def _refused(made):
     """What the roles themselves would refuse in the result, for each group of nodes."""
     found = []
     for group in [{}, *(one["variables"] for one in made["groups"].values())]:
-        effective, findings = host.validate(preflight_variables.options(WRITTEN), {**made["variables"], **group})
+        options_of = preflight_variables.options(WRITTEN)
+        effective, findings = host.validate(options_of, {**made["variables"], **group})
+        findings += host.values(effective, options_of)
         found += findings or networks.plan(effective, [])["findings"]
     return list(dict.fromkeys(found))
 
@@ -162,6 +166,5 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def text(variables: dict, sources: list[str]) -> str:
-    """The variables as a file of group_vars."""
     made = yaml.dump(variables, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120)
     return f"{HEADER}{', '.join(sources)}.\n{made}"

@@ -240,7 +240,6 @@ def _known(args, task_vars, needed="") -> tuple[list[dict], dict]:
 
 
 def _class_of(known) -> str:
-    """The traffic class that was measured."""
     nodes = [of_host["node"] for of_host in known if "node" in of_host]
     facts = [node.get("facts") or node["read"].get("ansible_facts", {}).get("rdma") for node in nodes]
     told = fabric_plan.told(fabric_plan.of(nodes[0]["variables"]["fabric_plan"]), list(filter(None, facts)))

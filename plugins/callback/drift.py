@@ -99,15 +99,12 @@ class CallbackModule(CallbackBase):
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         document = self._record.document(now)
         if document is None:
-            self._explain()
+            lines = [f"failed: {text}" for text in self._record.broken]
+            lines += [f"{name}: did not finish, see what failed above" for name in self._record.unfinished()]
+            terminal.show("\n".join(["Drift: no verdict was reached.", *lines]), problem=True)
             return
         write_reports(document, self._settings)
         terminal.show(summary(document))
-
-    def _explain(self):
-        lines = [f"failed: {text}" for text in self._record.broken]
-        lines += [f"{name}: did not finish, see what failed above" for name in self._record.unfinished()]
-        terminal.show("\n".join(["Drift: no verdict was reached.", *lines]), problem=True)
 
 
 def guard(task) -> None:

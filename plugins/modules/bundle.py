@@ -274,7 +274,6 @@ def main() -> None:
 
 
 def _fill(given: dict, wanted: dict, made: Plan, module: AnsibleModule) -> list:
-    """Carry out the plan in the folder. Returns the changes."""
     folder, mirrors, run, done = given["folder"], given["mirrors"], module.run_command, []
     rows = {row["path"]: row for row in every_row(wanted)}
     if {"copy", "build"} & {change.action for change in made.changes} and not module.get_bin_path("skopeo"):

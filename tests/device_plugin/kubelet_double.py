@@ -355,7 +355,6 @@ class Kubelet:
         return ""
 
     def driver(self, name="rdma.gpufabric.io"):
-        """The registered driver."""
         assert self.wait(lambda: name in self.drivers), self.log
         return self.drivers[name]
 

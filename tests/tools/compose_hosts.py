@@ -244,7 +244,6 @@ class Node:
             self.binary[f"{self.devices[function]}/vpd"] = base64.b64encode(content).decode()
 
     def card(self, at, model, infiniband=False, cpus="0-31", **options):
-        """A function of a card."""
         row = table()["cards"][model]
         known = {key: row[key] for key in ("device", "subsystem", "speed", "width")}
         known |= {"vendor": row.get("vendor", "0x15b3"), "driver": row.get("driver", "mlx5_core"), "cpus": cpus}
@@ -500,7 +499,6 @@ class Node:
         self.link(f"/proc/{pid}/ns/net", f"net:[{net}]")
 
     def service(self, name, pid, command, memlock="8388608"):
-        """A systemd service that runs, with its unit file."""
         unit = f"/{'etc' if name == 'k3s' else 'usr/lib'}/systemd/system/{name}.service"
         self.file(unit, table()["units"][name])
         self.link(f"/etc/systemd/system/multi-user.target.wants/{name}.service", unit)

@@ -203,7 +203,6 @@ def kind_of(state, word) -> str:
 
 
 def named(state, words) -> dict:
-    """The object of TYPE NAME."""
     kind = kind_of(state, words[1])
     namespace = "" if kind in CLUSTER_WIDE else option(words, "n", "namespace", empty="default")
     found = state["objects"].get(f"{kind}/{namespace}/{words[2]}")

@@ -57,7 +57,6 @@ def made_of() -> str:
 
 
 def taints(node: dict) -> list[str]:
-    """Keys of a node's taints."""
     return [taint["key"] for taint in node.get("spec", {}).get("taints", ())]
 
 
@@ -85,12 +84,10 @@ class Run:
         return [fact[name] for fact in facts if name in fact]
 
     def checks(self, host, status):
-        """The named checks of the verification role with this status."""
         checks = self.facts(host, "rdma_checks")[0]
         return [check for check in checks if check["status"] == status]
 
     def messages(self, host):
-        """The output for the user about this host."""
         said = [result.get("msg", "") for result in self.results[host]]
         return "\n".join("\n".join(map(str, words)) if isinstance(words, list) else str(words) for words in said)
 
@@ -115,7 +112,6 @@ class Cluster:
         self.hosts = ("-i", str(CHECKOUT / "inventory" / self.inventory))
 
     def given(self, name: str):
-        """A variable of every run, or None."""
         return json.loads((self.state / "cluster.yml").read_text()).get(name)
 
     def kubelet_service(self, name: str) -> str:
@@ -155,7 +151,6 @@ class Cluster:
         return Run(done.returncode, done.stdout[:start], text, results, record)
 
     def succeed(self, playbook, *arguments):
-        """A run that must succeed."""
         done = self.run(playbook, *arguments)
         assert done.code == 0, done.text[-6000:]
         return done
@@ -334,7 +329,6 @@ class Cluster:
         return {name: self.node(name, f"{show} {self.kubelet_service(name)}") for name in self.nodes}
 
     def wait(self, condition, what: str, limit: float = PATIENCE) -> None:
-        """Wait until the condition holds."""
         start = time.monotonic()
         while not condition():
             if time.monotonic() - start > limit:

@@ -73,13 +73,11 @@ def wait_running(cluster, *names, patience=PATIENCE):
 
 
 def start(cluster, *pods, patience=PATIENCE):
-    """Apply pods and wait until they run."""
     apply(cluster, *pods)
     wait_running(cluster, *(one["metadata"]["name"] for one in pods), patience=patience)
 
 
 def inside(cluster, name, *words, stdin=None):
-    """The output of a command in a pod."""
     options = ("-i",) if stdin else ()
     return cluster.kubectl("exec", *options, name, "-n", NAMESPACE, "--", *words, stdin=stdin)
 

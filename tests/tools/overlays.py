@@ -30,7 +30,6 @@ def file(path, content="x"):
 
 
 def module(name, refcount, *holds):
-    """A loaded module that depends on others."""
     return Over(
         {f"/sys/module/{name}/refcnt": str(refcount)},
         {f"/sys/module/{other}/holders/{name}": f"../../{name}" for other in holds},

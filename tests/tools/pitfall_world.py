@@ -104,11 +104,9 @@ class World:
     # --- judging ------------------------------------------------------------------------------------------------------
 
     def judge(self) -> dict:
-        """The judged checks."""
         return judge.judge(self.seen(), check_mode=False)
 
     def seen(self) -> judge.Seen:
-        """The judge's input."""
         return judge.Seen(
             hosts=list(self.hosts),
             nodes=[self._read(host) for host in self.hosts],
@@ -290,7 +288,6 @@ def netdevs(number: int) -> dict:
 
 
 def cni_state() -> dict:
-    """State of a healthy node, as read by cni_lint."""
     multus = {"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus-shim"}
     multus["clusterNetwork"] = f"/host{CNI_WANTED['primary']}"
     plugins = [{"type": "flannel", "delegate": {"isDefaultGateway": True}}, {"type": "portmap"}]

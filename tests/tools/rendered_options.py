@@ -142,7 +142,6 @@ _MODULE = re.compile(r"(ansible\.builtin|gpufabric\.rdma)\.\w+")
 
 @functools.cache
 def _options(module: str) -> dict:
-    """The options of a module, as an argument spec."""
     path = module_loader.find_plugin(module, mod_type=".py")
     documented = get_docstring(path, fragment_loader)[0] if path else None
 

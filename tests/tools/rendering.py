@@ -61,7 +61,6 @@ ALTERNATIVES = {"device_plugin_use_cdi": True, "flannel_health_port": 8090}
 
 @functools.cache
 def options() -> dict:
-    """{variable: option} of all roles."""
     from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as documented
 
     return documented.options()
@@ -164,7 +163,6 @@ def template(expression: str, values: dict):
 
 
 def render(role: str, name: str, values: dict):
-    """The result: the text of a template, the items of a variable."""
     from ansible.errors import AnsibleError
 
     home = str(ROLES / role)
@@ -177,7 +175,6 @@ def render(role: str, name: str, values: dict):
 
 
 def parsed(name: str, made):
-    """The structure of the result."""
     if not name.endswith(".j2"):
         return [{"path": item["path"], "content": parsed(item["path"] + ".j2", item["content"])} for item in made]
     kind = name.removesuffix(".j2").rpartition(".")[2]
@@ -244,7 +241,6 @@ def by_source() -> dict[str, list[dict]]:
 
 
 def pod_of(item: dict) -> dict:
-    """The pod's spec of a workload."""
     spec = item["spec"]
     if item["kind"] == "Pod":
         return spec

@@ -23,7 +23,6 @@ def results(nodes: list[dict], drift: dict | None = None, matrix: dict | None = 
 
 
 def node(host: str, fixture: str | None, more: list[dict] | None = None, reboot: list[str] | None = None) -> dict:
-    """A node with verify's port checks, and more checks."""
     read = facts(fixture) if fixture else None
     if read is None:
         checks = host_checks.absent("unreachable: Failed to connect to the host via ssh: Connection timed out")

@@ -23,7 +23,6 @@ def written(folder: pathlib.Path | str) -> dict:
 
 
 def module(what, check: bool = False, path: str = os.environ["PATH"], **options) -> dict:
-    """The answer of one of our modules."""
     arguments = {**options, "_ansible_check_mode": check, "_ansible_diff": True}
     done = subprocess.run(
         [sys.executable, what.__file__],
@@ -38,7 +37,6 @@ def module(what, check: bool = False, path: str = os.environ["PATH"], **options)
 
 
 def local(**variables) -> dict:
-    """Variables of a host whose modules run here."""
     own = {"ansible_connection": "local", "ansible_python_interpreter": node_python.path(), "ansible_become": False}
     return {**own, **variables}
 

@@ -30,7 +30,6 @@ COMPOSED = runpy.run_path(str(HERE / "compose_hosts.py"))
 
 
 def names() -> list[str]:
-    """Names of all nodes."""
     return sorted([*COMPOSED["names"](), *(path.stem for path in HOSTS.glob("*.yml"))])
 
 
@@ -69,7 +68,6 @@ def unfold(section: dict, folder: str = ""):
 
 
 def entries(name: str) -> dict:
-    """What tests/fixtures/NAME.yml holds."""
     return yaml.safe_load((HERE.parent / f"fixtures/{name}.yml").read_text())
 
 

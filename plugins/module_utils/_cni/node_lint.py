@@ -296,7 +296,6 @@ def _program(name: str, by: str, state: dict, wanted: dict):
 
 
 def _placing(name: str, wanted: dict) -> str:
-    """How to get a missing program."""
     if name == SHIM:
         return "see the Multus pod's init container"
     if name == CLAIM or name in wanted.get("plugins", ()):
@@ -307,7 +306,6 @@ def _placing(name: str, wanted: dict) -> str:
 
 
 def _replacing(name: str, wanted: dict) -> str:
-    """How to get a damaged program written again."""
     if name == SHIM:
         return "delete the Multus pod of this node"
     if name == CLAIM or name in wanted.get("plugins", ()) or name in REFERENCE:

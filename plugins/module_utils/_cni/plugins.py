@@ -95,11 +95,9 @@ def text(record: dict) -> str:
 
 
 def placed(changes: list) -> list[str]:
-    """Names of the plugins that the node lacks."""
     return [change.object.rpartition("/")[2] for change in changes if change.action == "place"]
 
 
 def holding(names: list[str], sources: list[dict]) -> list[dict]:
-    """The sources that have these plugins."""
     kinds = {FLANNEL if name == "flannel" else REFERENCE for name in names}
     return [row for row in sources if row["name"] in kinds]

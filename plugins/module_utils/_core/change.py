@@ -17,8 +17,6 @@ from .text import clean, runnable, sentence
 
 
 class Change(NamedTuple):
-    """One change, made or planned."""
-
     object: str
     action: str
     before: str

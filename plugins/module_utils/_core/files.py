@@ -374,7 +374,6 @@ def _trusted_target(folder: int, name: str, error: OSError) -> str:
 
 
 def _sync(folder: int, name: str = ".") -> None:
-    """fsync a folder, or a file in it."""
     try:
         handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     except PermissionError:

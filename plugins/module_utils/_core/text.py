@@ -28,9 +28,9 @@ def clean(text: object) -> str:
     return _UNFIT.sub("\ufffd", str(text))
 
 
-def runnable(text: str) -> str:
+def runnable(text: object) -> str:
     """The text with playbook files as commands that run them from the installed collection."""
-    return _PLAYBOOK.sub(rf"ansible-playbook -i {INVENTORY} gpufabric.rdma.\1", text)
+    return _PLAYBOOK.sub(rf"ansible-playbook -i {INVENTORY} gpufabric.rdma.\1", str(text))
 
 
 def in_a_line(text: object) -> str:

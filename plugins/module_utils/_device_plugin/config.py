@@ -17,7 +17,6 @@ NAME = "hca_shared_devices_{index}"
 
 
 def document(made: list[dict], interval: int) -> str:
-    """The text of config.json with these entries."""
     return json.dumps({"periodicUpdateInterval": interval, "configList": made}, indent=2) + "\n"
 
 
@@ -117,7 +116,6 @@ def keys(item: dict) -> dict:
 
 
 def interfaces(entry: dict) -> list[str]:
-    """The ifNames that an entry selects by."""
     return keys(keys(entry).get("selectors") or {}).get("ifnames") or []
 
 

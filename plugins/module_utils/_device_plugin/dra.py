@@ -40,7 +40,6 @@ _RULES = (
 
 
 def class_of(index: int) -> str:
-    """The DeviceClass of a rail."""
     return f"rail-{index}.{DRIVER}"
 
 

@@ -319,7 +319,6 @@ def _users(risk: dict, wanted: dict) -> Iterator[Finding]:
 
 
 def _modules(modules: dict) -> Iterator[Finding]:
-    """Foreign modules that use the stack."""
     expected = {*STACK, *PEERMEM}
     for name in sorted(modules):
         if name in CONSUMERS:

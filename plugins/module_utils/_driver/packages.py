@@ -102,12 +102,10 @@ def headers_package(kind: str, kernel: str) -> str:
 
 
 def tools(kind: str) -> list[str]:
-    """What DKMS builds need besides headers."""
     return ["dkms"] if kind == APT else ["dkms", "gcc", "make", "elfutils-libelf-devel"]
 
 
 def kernel_packages(packages: dict[str, str], kernel: str) -> list[str]:
-    """Installed kernel packages to hold."""
     return sorted(
         name
         for name in packages

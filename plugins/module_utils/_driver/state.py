@@ -73,7 +73,6 @@ def _packages(tree: Tree, kind: str | None, seams: Seams) -> tuple[dict[str, str
 
 
 def _foreign(tree: Tree, kind: str | None) -> Iterator[str]:
-    """Vendor repository files that are not ours."""
     if kind is None:
         return
     directory, endings = _SOURCES[kind]

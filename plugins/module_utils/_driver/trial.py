@@ -82,7 +82,6 @@ class Trial:
         return os.path.join(self.directory, name)
 
     def _source(self, folder: str, repository: dict, wanted: dict) -> None:
-        """The repository file, and the key next to it."""
         write(self._path("key.asc"), repository.get("key") or "")
         text = packages.repository_file(self.kind, repository, f"{wanted['flavor']} {wanted['version']}")
         path = self._path(os.path.join(folder, os.path.basename(packages.REPOSITORIES[self.kind])))

@@ -234,7 +234,6 @@ class _Material:
 
 
 def _folders(paths):
-    """Every folder above the paths."""
     for path in paths:
         while path:
             path = path.rpartition("/")[0]

@@ -77,7 +77,6 @@ def malformed(stated: Any) -> bool:
 
 
 def _written(values: Mapping) -> dict[str, str]:
-    """Values as mstconfig accepts them."""
     return {str(key): str(int(value)) if isinstance(value, bool) else str(value) for key, value in values.items()}
 
 
@@ -313,12 +312,10 @@ def _text(record: dict) -> str:
 
 
 def is_about(change: Change) -> bool:
-    """Whether a change concerns firmware or its records."""
     return change.object.startswith((_OBJECT, paths.OWN_FIRMWARE))
 
 
 def of_hca(change: Change) -> str | None:
-    """The PCI address of a change of firmware."""
     return change.object.split()[2] if change.object.startswith(_OBJECT) else None
 
 

@@ -210,7 +210,6 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
 
 
 def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
-    """The result of loading nvidia_peermem."""
     mode = "dmabuf" if dmabuf else "none"
     peermem, kernel = evidence["peermem"], evidence["kernel"]
     rebuild = f"Rebuild the NVIDIA driver for kernel {kernel} (dkms remove and install nvidia, -k {kernel})"

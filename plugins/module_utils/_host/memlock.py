@@ -78,7 +78,6 @@ def _still_running(service: str, running: str | int, memlock: str, made: Plan) -
 
 
 def _plan_leftovers(facts: dict, services: list[str], made: Plan) -> None:
-    """Drop-ins of services that were removed from the list."""
     kept = {paths.own_drop_in(service) for service in services}
     for path in sorted(facts["owned_files"]):
         if path.endswith(f".service.d/{paths.OWN_DROP_IN}") and path not in kept:

@@ -44,7 +44,6 @@ def read(tree: Tree, path: str, run: Optional[Callable[[list[str]], bytes]] = No
 
 
 def parse(data: bytes, path: str) -> Optional[ModuleFile]:
-    """A module from the content of its file, unpacked."""
     if data[:5] != b"\x7fELF\x02":
         return None
     order = elf.byte_order(data)

@@ -115,7 +115,6 @@ def _refuse(made: Plan, state: dict, wanted: dict) -> None:
 
 
 def _plan_files(made: Plan, state: dict, wanted: dict) -> set[str]:
-    """The files that k3s reads and that will change."""
     touched = set()
     aim = texts(wanted)
     for path, (text, mode) in aim.items():

@@ -36,6 +36,7 @@ _OTHERS = {
     "/var/snap/microk8s/current": "MicroK8s",
     "/var/lib/k0s/kubelet.conf": "k0s",
 }
+_CA = f"{k3s.DATA}/server/tls/server-ca.crt"
 _UUID_FILES = (
     "/sys/class/dmi/id/product_uuid",
     "/proc/device-tree/system-id",
@@ -74,7 +75,8 @@ def node(root: str, run: Callable) -> dict:
         "listening": programs.bound(tree, "tcp"),
         "server_url": _server_url(tree),
         "joined": tree.exists(f"{k3s.DATA}/agent/kubelet.kubeconfig"),
-        "cluster": tree.isdir(f"{k3s.DATA}/server/db") or tree.exists(f"{k3s.DATA}/server/tls/server-ca.crt"),
+        "cluster": tree.isdir(f"{k3s.DATA}/server/db") or tree.exists(_CA),
+        "ca": sha256_of(under(root, _CA)) if tree.exists(_CA) else None,
         "sums": {path: digest for path, digest in state["inputs"].items() if _is_large(path)},
     }
 

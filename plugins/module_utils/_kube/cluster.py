@@ -115,6 +115,5 @@ def node(item: dict) -> dict:
 
 
 def bare(item: dict) -> dict:
-    """Without fields that no report needs."""
     meta = {key: item["metadata"][key] for key in ("name", "namespace", "annotations") if item["metadata"].get(key)}
     return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": meta, "spec": item.get("spec") or {}}

@@ -91,7 +91,6 @@ def _as_sent(part: dict, findings: list[Finding]) -> list[dict]:
 
 
 def of_all(parts: list[dict]) -> list[dict]:
-    """The objects of all parts."""
     return [item for part in parts for item in part["wanted"]]
 
 
@@ -315,13 +314,11 @@ def _value(value) -> str:
 
 
 def normalised(item: dict) -> dict:
-    """The object without fields set by server and controllers."""
     meta = {name: value for name, value in (item.get("metadata") or {}).items() if name not in _FILLED_IN}
     return {**{name: value for name, value in item.items() if name != "status"}, "metadata": meta}
 
 
 def _text(item: dict) -> str:
-    """An object for --diff."""
     return json.dumps(normalised(item), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 

@@ -19,7 +19,6 @@ def manager_names(item: dict) -> set[str]:
 
 
 def managers(item: dict) -> str:
-    """The managers of the object, for a finding."""
     return ", ".join(sorted(manager_names(item))) or "no named manager"
 
 
@@ -28,7 +27,6 @@ def labelled(item: dict, owner: str) -> bool:
 
 
 def applied(item: dict) -> bool:
-    """Whether we have applied the object."""
     entries = item["metadata"].get("managedFields") or []
     return any(entry.get("manager") == MANAGER and entry.get("operation", "Apply") == "Apply" for entry in entries)
 

@@ -204,7 +204,6 @@ def peers_service(namespace: str) -> dict:
 
 
 def _host_name(pod: dict) -> str:
-    """A pod's name as one DNS label."""
     return pod["name"].replace(".", "-")
 
 
@@ -261,7 +260,6 @@ def _pod(kind: str, host: dict, node: dict, served: list[dict]) -> dict:
 
 
 def template(pod: dict, namespace: str) -> dict:
-    """The template of a pod's claim."""
     devices: dict = {
         "requests": [{"name": name, "exactly": {"deviceClassName": kind}} for name, kind in pod["requests"].items()]
     }

@@ -21,7 +21,6 @@ UNRECOVERABLE = (
 
 
 def state(item: dict, events: list[dict]) -> dict:
-    """Phase, readiness, and all reasons from Kubernetes."""
     status, name = item.get("status") or {}, item["metadata"]["name"]
     reasons = [
         f"{condition.get('reason')}: {condition.get('message')}"

@@ -86,7 +86,6 @@ def told(output: str) -> bool:
 
 
 def complaint(output: str) -> str:
-    """The lines of a tool's output that report the error."""
     lines = [line.strip() for line in output.splitlines()]
     telling = [line for line in lines if _TELLING.search(line)] or [line for line in lines if not _NOISE.match(line)][
         -2:

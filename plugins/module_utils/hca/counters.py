@@ -135,7 +135,6 @@ def rises(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 
 
 def saturated(values: dict[str, int]) -> list[str]:
-    """Names of the saturated counters."""
     return sorted(name for name, value in values.items() if value == STOPS.get(name))
 
 

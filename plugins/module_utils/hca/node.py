@@ -57,7 +57,6 @@ def distribution(system: dict[str, Any]) -> str:
 
 
 def os_release(tree: Tree) -> dict[str, str]:
-    """Fields of os-release(5)."""
     found = {}
     for line in (tree.read("/etc/os-release") or tree.read("/usr/lib/os-release") or "").splitlines():
         key, equals, value = line.partition("=")

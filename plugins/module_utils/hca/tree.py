@@ -208,12 +208,10 @@ class Tree:
         return status is not None and (status.st_mode & 0o170000) == 0o040000
 
     def mode(self, path: str) -> Optional[int]:
-        """Permission bits of a file."""
         status = self.stat(path)
         return None if status is None else status.st_mode & 0o7777
 
     def mtime(self, path: str) -> Optional[int]:
-        """Modification time in seconds since the epoch."""
         status = self.stat(path)
         return None if status is None else int(status.st_mtime)
 
@@ -240,7 +238,6 @@ class Tree:
         return os.open(self._prefix + self._resolve(path, [_LINKS_MAX]), self._flags)
 
     def _enter(self, directory: str) -> int:
-        """Descriptor of a directory."""
         return os.open(self._inside(directory), _FLAGS | os.O_DIRECTORY)
 
     def _inside(self, directory: str) -> str:

@@ -152,7 +152,6 @@ def supply(given: dict) -> bundle_folder.Supply:
 
 
 def packed(programs: dict[str, bytes]) -> bytes:
-    """The programs as the archive that is sent to the node."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
         for name in sorted(programs):
@@ -163,5 +162,4 @@ def packed(programs: dict[str, bytes]) -> bytes:
 
 
 def wanted(programs: dict[str, bytes]) -> list[dict]:
-    """What the module on the node compares with."""
     return [{"name": name, "sha256": hashlib.sha256(content).hexdigest()} for name, content in sorted(programs.items())]

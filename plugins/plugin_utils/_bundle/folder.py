@@ -133,9 +133,14 @@ def read(folder: str) -> tuple:
     """(what bundle.yml of a folder holds, why it cannot be read)"""
     try:
         with open(os.path.join(folder, DESCRIPTION), encoding="utf-8") as stream:
-            return yaml_load(stream), ""
+            document = yaml_load(stream)
     except (OSError, ValueError, yaml.YAMLError) as error:
         return None, getattr(error, "strerror", None) or " ".join(str(error).split())
+    parts = [document.get(kind) or [] for kind in ("files", "images")] if isinstance(document, dict) else []
+    rows = [row for part in parts for row in (part if isinstance(part, list) else [None])]
+    if not all(isinstance(row, dict) and isinstance(row.get("path", ""), str) for row in rows):
+        return None, "files and images that are not lists of mappings"
+    return document, ""
 
 
 def file_for(bundle: dict, name: str, architecture: str, distribution: str | None = None) -> dict | None:

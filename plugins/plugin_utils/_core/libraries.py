@@ -15,7 +15,6 @@ _RUNTIME = pathlib.Path(__file__).resolve().parents[3] / "meta/runtime.yml"
 
 
 def missing(name: str) -> Finding:
-    """The error for a library that is not installed."""
     return Finding(
         "controller",
         f"the Python library {name}",

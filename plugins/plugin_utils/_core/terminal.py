@@ -9,7 +9,6 @@ from ...module_utils._core.text import INVENTORY, clean, runnable
 
 
 def here(text: str) -> str:
-    """The text with playbooks as commands that have the inventory of this run."""
     sources = " ".join(f"-i {shlex.quote(source)}" for source in context.CLIARGS.get("inventory") or ())
     return runnable(text).replace(f"-i {INVENTORY}", sources or f"-i {INVENTORY}")
 

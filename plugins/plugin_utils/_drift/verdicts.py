@@ -119,7 +119,6 @@ class Record:
         self.hosts[host].ended = True
 
     def unfinished(self) -> list[str]:
-        """Hosts whose state is unknown."""
         return [name for name, host in self.hosts.items() if not host.ended and not host.unreachable]
 
     def document(self, at: str) -> dict | None:
@@ -228,7 +227,6 @@ def verdict_of(document: dict, run: str) -> dict:
 
 
 def _items(result: dict) -> list[dict]:
-    """The result, or those of its loop."""
     items = result.get("results")
     looped = isinstance(items, list) and items and all(isinstance(item, dict) for item in items)
     return items if looped and "changes" not in result else [result]

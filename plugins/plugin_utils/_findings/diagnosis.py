@@ -111,14 +111,10 @@ def _explains(one: _Found, item: dict) -> bool:
     return all(not one.about[kind] or not about[kind] or one.about[kind] & about[kind] for kind in _NAMES)
 
 
-def _reaching(host: str, item: dict, causes: dict) -> list[_Found]:
-    """Causes on the host, in objects of the cluster, and at the far end of a connection."""
-    far = [one for peer in _PEER.findall(item["object"]) if peer != host for one in causes.get(peer, [])]
-    return [*causes.get(host, []), *(one for one in causes.get(None, []) if one.host != host), *far]
-
-
 def _by(host: str, item: dict, causes: dict, but: str = "") -> _Found | None:
-    known = _reaching(host, item, causes)
+    """The cause on the host, in objects of the cluster, or at the far end of a connection."""
+    far = [one for peer in _PEER.findall(item["object"]) if peer != host for one in causes.get(peer, [])]
+    known = [*causes.get(host, []), *(one for one in causes.get(None, []) if one.host != host), *far]
     return next((one for one in known if one.failure.id != but and _explains(one, item)), None)
 
 

@@ -58,7 +58,6 @@ def next_step(state: dict, way: str) -> str:
 
 
 def line(state: dict) -> str:
-    """All ways of a node in one line."""
     words = {True: "works", None: "is not known", False: "lacks"}
     parts = []
     for way, of in state["ways"].items():

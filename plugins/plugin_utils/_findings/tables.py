@@ -18,6 +18,19 @@ _NONE = "-"
 
 def report(nodes):
     """The whole text. nodes: {name: {"facts": facts or None, "failure": reason, "expected_ports": ["mlx5_1/1"]}}."""
+    return _report({name: _readable(name, node) for name, node in nodes.items()})
+
+
+def _readable(name, node):
+    """The node, without facts that only an altered node returns: they must not hide the others'."""
+    try:
+        _report({name: node})
+    except Exception as error:  # noqa: BLE001 - any error is this node's
+        return {"failure": f"its facts cannot be shown: {type(error).__name__}: {str(error)[:200]}"}
+    return node
+
+
+def _report(nodes):
     read = {name: node for name, node in nodes.items() if node.get("facts")}
     parts = []
     if read:

@@ -66,7 +66,8 @@ def of_run(hosts: list[str], known: list[dict], shared: dict, check_mode: bool, 
         "check_mode": check_mode,
     }
     plans = [shared[key]["plan"] for key in ("planned", "pod_rounds") if "plan" in shared.get(key, {})]
-    results = pairs.joined([*answers, shared.get("sent") or {}])
+    told = [*zip((node["host"] for node in nodes), answers), (None, shared.get("sent") or {})]
+    results = pairs.joined(told, [test for plan in plans for test in plan["tests"].values()])
     return document(plans, results, {node["host"]: node["read"] for node in nodes}, options, at)
 
 

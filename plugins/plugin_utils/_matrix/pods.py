@@ -55,7 +55,6 @@ def plan(cluster: dict, nodes: list[dict], options: dict) -> dict:
 
 
 def _why(state, answer, run: dict) -> str:
-    """Why a pod does not answer."""
     missing = (answer or {}).get("missing") or {}
     told = missing.get("unanswered") or missing.get("exec") or "; ".join((state or {}).get("reasons") or [])
     return told or (run.get("unanswered") if state is None else None) or "it is not running"

@@ -29,13 +29,11 @@ def circle(names: list, peers: Optional[int] = None) -> list[list[tuple]]:
 
 
 def turns(names: int, peers: Optional[int] = None) -> int:
-    """Number of rounds for this many names."""
     every = max(0, names - 1 + names % 2)
     return every if peers is None else min(every, peers + names % 2)
 
 
 def count(names: int, peers: Optional[int] = None) -> int:
-    """Number of pairs for this many names."""
     return turns(names, peers) * (names // 2)
 
 

@@ -69,5 +69,4 @@ def _nodes(args: dict, task_vars: dict) -> list[dict]:
 
 
 def _shared(args: dict, task_vars: dict, key: str) -> dict:
-    """What this host registered for all."""
     return task_vars.get(args["variables"].get(key)) or {}

@@ -10,7 +10,7 @@ from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from . import networks, resources, sriov
 from .networks import OBJECT_LEFT_OUT
-from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, short, template
+from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, line, short, template
 
 POLICY, NODE_POLICY, POOL = "NicClusterPolicy", "NicNodePolicy", "IPPool"
 GROUPS = dict.fromkeys((POLICY, NODE_POLICY), "mellanox.com/v1alpha1")
@@ -26,7 +26,9 @@ _NOT_OURS = {
     "nicFeatureDiscovery": "node labels are up to Node Feature Discovery",
     "nicConfigurationOperator": "firmware settings stay with the operator; role rail_links sets MTU and link only",
     "spectrumXOperator": "the collection does not support Spectrum-X",
+    "nvPeerDriver": "role kernel_modules loads nvidia_peermem of the GPU driver",
     "tolerations": "the collection's own pods on the nodes tolerate every taint",
+    **dict.fromkeys(("labels", "annotations"), "no variable sets those of pods"),
     "deploymentNodeAffinity": "it places the operator's own deployments",
     "deploymentTolerations": "it places the operator's own deployments",
 }
@@ -34,6 +36,7 @@ _IMAGE_FIELDS = {
     "imagePullSecrets": "nodes take images from the bundle folder, not with a secret of the cluster",
     "containerResources": "the roles set the resources of their pods",
 }
+_OWN_DRIVERS = ("doca", "mlnx_ofed", "ubuntu_archive")
 _OF_CONTAINER = ("startupProbe", "livenessProbe", "readinessProbe", "terminationGracePeriodSeconds")
 _DRIVER_FIELDS = {
     "env": "settings of the driver container",
@@ -43,6 +46,10 @@ _DRIVER_FIELDS = {
     "certConfig": "the node's own certificates are used",
     "repoConfig": "set driver_repository_url for a mirror",
     **_IMAGE_FIELDS,
+}
+_NOT_IMPORTED = {
+    "CIDRPool": "role networks creates IPPools only",
+    "SriovNetworkPoolConfig": "set rdma_netns_mode to its rdmaMode",
 }
 # Groups of the inventory that already have a meaning.
 _TAKEN_GROUPS = ("all", "ungrouped", "gpu_nodes", "k3s_servers", "k3s_agents")
@@ -60,8 +67,12 @@ def run(
     {component: image reference} of lock/artifacts.yml, which is lock.
     """
     made = _Import(nodes or [], pinned or {}, lock or {})
-    for document in documents:
-        made.read(document["content"], document["source"])
+    objects = [item for document in documents for item in _objects(document["content"], document["source"])]
+    # Its spec.global is also that of NicNodePolicies.
+    for content, source in sorted(
+        objects, key=lambda item: not (isinstance(item[0], dict) and item[0].get("kind") == POLICY)
+    ):
+        made.read(content, source)
     return made.result()
 
 
@@ -83,8 +94,11 @@ class _Import:
         owners = networks.join(self.items, {name: made for name, (_page, made) in self.pools.items()})
         for name, (page, made) in self.pools.items():
             networks.explain_pool(page, made, owners.get(name), len(self.nodes))
-        for page, _item in self.items:
+        for page, item in self.items:
             page.finish(OBJECT_LEFT_OUT)
+            if ("CIDRPool", item.get("pool")) in self.seen and item["pool"] not in self.pools:
+                step = "make it an IPPool; role networks creates no other kind"
+                page.refuse(("spec", "ipam", "poolName"), "an IPPool", f"CIDRPool {item['pool']}", step)
         items = [item for _page, item in self.items]
         lines = [line for page in self.pages for line in page.lines]
         for component in networks.components(items):
@@ -98,22 +112,17 @@ class _Import:
             self.variables["networks_components"] = self.components
         if items:
             self.variables["networks_attachments"] = items
-        if not self.pages and not self.findings:
+        taken = {line["verdict"] for line in lines} & {TAKEN, WRONG}
+        if not taken and not self.findings:
             step = "give files with a NicClusterPolicy, its networks, or the ConfigMap of the shared device plugin"
-            self._refuse("the files", "an object to import", "none", step)
+            self._refuse("the files", "a field to import", "none", step)
         return {"variables": self.variables, "groups": self.groups, "lines": lines, "findings": self.findings}
 
     def _needed(self, component: str, items: list[dict]) -> dict:
         users = [item["name"] for item in items if component in networks.components([item])]
-        return {
-            "source": "all files",
-            "object": "networks together",
-            "field": component,
-            "verdict": WRONG,
-            "was": "no sub-state of a policy installs it",
-            "became": f"networks_components: [{component}]",
-            "why": f"{core_text.listing(users)} cannot work without it",
-        }
+        why = f"{core_text.listing(users)} cannot work without it"
+        was, became = "no sub-state of a policy installs it", f"networks_components: [{component}]"
+        return line("all files", "networks together", component, WRONG, was, became, why)
 
     def _refuse(self, obj: str, wanted: str, seen: str, next_step: str) -> None:
         self.findings.append(Finding(obj, wanted, seen, next_step))
@@ -123,15 +132,12 @@ class _Import:
     def read(self, content, source: str) -> None:
         if content is None:
             return
-        if isinstance(content, dict) and content.get("kind") == "List" and isinstance(content.get("items"), list):
-            for number, item in enumerate(content["items"], 1):
-                self.read(item, f"{source}, item {number}")
-            return
         meta = content.get("metadata") if isinstance(content, dict) else None
         name = meta.get("name") if isinstance(meta, dict) else None
         if not (name and isinstance(name, str) and isinstance(content.get("kind"), str)):
             wanted = "a Kubernetes object: apiVersion, kind, metadata with a name"
-            self._refuse(source, wanted, short(content), "check its indentation")
+            step = "check its indentation; of a Helm chart, give what helm template makes from its values"
+            self._refuse(source, wanted, short(content), step)
             return
         kind = content["kind"]
         if template(name) or any(template(key) for key in _keys(content)):
@@ -148,7 +154,8 @@ class _Import:
         if kind == "ConfigMap" and page.has("data", "config.json"):
             self._config_map(page)
         elif kind not in GROUPS:
-            page.say((), LEFT_OUT, why=f"{kind} is not a kind that is imported; the object stays unchanged", was=kind)
+            why = _NOT_IMPORTED.get(kind, f"{kind} is not a kind that is imported; the object stays unchanged")
+            page.say((), LEFT_OUT, why=why, was=kind)
         elif content.get("apiVersion") != GROUPS[kind]:
             step = "check which version of the operator it was written for"
             self._refuse(page.object, f"apiVersion {GROUPS[kind]}", short(content.get("apiVersion")), step)
@@ -168,9 +175,9 @@ class _Import:
             self.items.append((page, networks.attachment(page, netdevs)))
 
     def _config_map(self, page: Page) -> None:
-        resources.read(page, ("data", "config.json"), self.nodes, self.variables)
-        if page.has("metadata", "namespace"):
-            page.say(("metadata", "namespace"), LEFT_OUT, why="the plugin's objects are in kube-system")
+        path = ("data", "config.json")
+        read = sriov.resources if "resourceList" in str(page.get(*path)) else resources.read
+        read(page, path, self.nodes, self.variables)
         page.finish(OBJECT_LEFT_OUT)
 
     def _policy(self, page: Page) -> None:
@@ -194,7 +201,8 @@ class _Import:
         """Its three sections, for the nodes of its selector: the variables of a group of the inventory."""
         group = re.sub(r"[^a-z0-9_]", "_", page.name)
         selector = page.get("spec", "nodeSelector")
-        if group in self.groups or group in _TAKEN_GROUPS:
+        group = f"policy_{group}" if group in _TAKEN_GROUPS else group
+        if group in self.groups:
             self._refuse(page.object, "a name that makes a separate group", f"group {group}", "rename the policy")
             return
         common, self.variables = self.variables, {}
@@ -223,8 +231,7 @@ class _Import:
         path = ("spec", "sriovDevicePlugin")
         if page.has(*path):
             self._image(page, path, "sriov-device-plugin", "networks_sriov_resources")
-            if page.has(*path, "config"):
-                sriov.resources(page, (*path, "config"), self.nodes, self.variables)
+            self._config(page, path, sriov.resources)
             self._leave(page, path, {**_IMAGE_FIELDS, "useCdi": "the role's plugin hands out devices itself"})
 
     # --- sub-states ---------------------------------------------------------------------------------------------------
@@ -232,13 +239,12 @@ class _Import:
     def _driver(self, page: Page) -> None:
         path = ("spec", "ofedDriver")
         if not isinstance(page.get(*path), dict):
-            page.say(path, WRONG, why="see the problem")
-            wanted = "image, repository and version"
-            page.refuse(path, wanted, short(page.get(*path)), "check its indentation")
+            page.refuse(path, "image, repository and version", short(page.get(*path)), "check its indentation")
             return
         version = str(page.get(*path, "version") or self.shared.get("version") or "")
         flavor, number = driver_version(version)
-        own = [node["host"] for node in self.nodes if _own_driver(node["facts"])]
+        flavors = [((node["facts"].get("driver") or {}).get("on_disk") or {}).get("flavor") for node in self.nodes]
+        own = [node["host"] for node, known in zip(self.nodes, flavors) if known in _OWN_DRIVERS]
         if own:
             self.variables["driver_flavor"] = "verify"
             why = f"{core_text.names(own)} has its own driver stack: with the container's the modules are loaded "
@@ -284,12 +290,16 @@ class _Import:
         if page.has(*path, "useCdi"):
             self.variables["device_plugin_use_cdi"] = bool(page.get(*path, "useCdi"))
             page.say((*path, "useCdi"), TAKEN, f"device_plugin_use_cdi: {short(page.get(*path, 'useCdi'))}")
-        if page.has(*path, "config"):
-            resources.read(page, (*path, "config"), self.nodes, self.variables)
-        else:
-            step = "set the configList that the plugin serves"
-            page.refuse((*path, "config"), "a configuration", "none", step)
+        self._config(page, path, resources.read)
         self._leave(page, path, _IMAGE_FIELDS)
+
+    def _config(self, page: Page, path: tuple, read) -> None:
+        if page.has(*path, "config"):
+            read(page, (*path, "config"), self.nodes, self.variables)
+        else:
+            page.refuse(
+                (*path, "config"), "a configuration", "none", "set the list of resources that the plugin serves"
+            )
 
     def _affinity(self, page: Page) -> None:
         path = ("spec", "nodeAffinity")
@@ -331,7 +341,6 @@ class _Import:
         """image, repository, version; a component's pinned image is taken, unless it is the operator's own build."""
         given = page.get(*path)
         if not isinstance(given, dict):
-            page.say(path, WRONG, why="see the problem")
             page.refuse(path, "image, repository and version", short(given), "check its indentation")
             return
         page.say((*path, "image"), verdict, became, why)
@@ -340,9 +349,10 @@ class _Import:
         given = {**self.shared, **{key: value for key, value in given.items() if value}}
         version = str(given.get("version") or "")
         mark = "@" if version.startswith("sha256:") else ":"
-        reference = f"{given.get('repository')}/{given.get('image')}{mark}{version}"
-        if version in ("", "latest"):
-            words = "no version is set, so the running image can change unnoticed"
+        reference = "/".join(str(given[key]) for key in ("repository", "image") if given.get(key)) + mark + version
+        if version in ("", "latest") or not given.get("repository"):
+            missing = "version" if version in ("", "latest") else "repository"
+            words = f"no {missing} is set, so the running image can change unnoticed"
             page.say(where, WRONG, ours, words, was=reference)
         elif component and given.get("repository") != OPERATOR_REPOSITORY and reference != self.pinned.get(component):
             self.variables.setdefault("networks_images", {})[component] = reference
@@ -354,6 +364,16 @@ class _Import:
         for field, why in known.items():
             if page.has(*path, field):
                 page.say((*path, field), LEFT_OUT, why=why)
+
+
+def _objects(content, source: str):
+    """(object, source) of a document, or of each item of a list."""
+    items = content.get("items") if isinstance(content, dict) and str(content.get("kind")).endswith("List") else None
+    if not isinstance(items, list):
+        yield content, source
+        return
+    for number, item in enumerate(items, 1):
+        yield from _objects(item, f"{source}, item {number}")
 
 
 # --- small decisions --------------------------------------------------------------------------------------------------
@@ -391,8 +411,3 @@ def plain_labels(affinity) -> dict | None:
             return None
         found[one["key"]] = str(values[0])
     return found or None
-
-
-def _own_driver(facts: dict) -> bool:
-    flavor = ((facts.get("driver") or {}).get("on_disk") or {}).get("flavor")
-    return flavor in ("doca", "mlnx_ofed", "ubuntu_archive")

@@ -9,7 +9,7 @@ from ...module_utils._cni import address_pool
 from ...module_utils._core import text
 from .._core.addresses import netaddr, network
 from .._preflight import networks
-from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, dotted, short
+from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, dotted, line, short
 
 TYPES = {
     "MacvlanNetwork": "macvlan",
@@ -20,12 +20,13 @@ TYPES = {
 }
 # The operator prefixes a HostDeviceNetwork's resource with this (pkg/state/state_hostdevice_network.go).
 DEVICE_PREFIX = "nvidia.com/"
-_WRITTEN = ("creationTimestamp", "generation", "resourceVersion", "uid", "managedFields")
+_WRITTEN = ("creationTimestamp", "generation", "resourceVersion", "uid", "managedFields", "selfLink", "ownerReferences")
 OBJECT_LEFT_OUT = {
     ("metadata", "labels"): "labels belong to the cluster; no variable sets them",
     ("metadata", "annotations"): "annotations belong to the cluster; no variable sets them",
     **dict.fromkeys([("metadata", name) for name in _WRITTEN], "the API server writes it"),
     ("metadata", "finalizers"): "controllers write it",
+    ("metadata", "namespace"): "each object of the collection has its own place",
     ("status",): "the operator writes it",
 }
 _OF_FUNCTIONS = {
@@ -41,17 +42,9 @@ def as_mapping(page: Page, path: tuple, what: str):
     """Replace a JSON string by the mapping in it; a mapping instead of a string is reported as wrong."""
     value = page.get(*path)
     if isinstance(value, dict):
-        page.lines.append(
-            {
-                "source": page.source,
-                "object": page.object,
-                "field": dotted(path),
-                "verdict": WRONG,
-                "was": "a YAML map",
-                "became": "the same entries, below",
-                "why": f"the field is a JSON string; the API server refuses a map: {what} was never created",
-            }
-        )
+        why = f"the field is a JSON string; the API server refuses a map: {what} was never created"
+        became = "the same entries, below"
+        page.lines.append(line(page.source, page.object, dotted(path), WRONG, "a YAML map", became, why))
         return value
     try:
         found = json.loads(value)
@@ -60,7 +53,6 @@ def as_mapping(page: Page, path: tuple, what: str):
     else:
         seen = short(value, 60)
     if not isinstance(found, dict):
-        page.say(path, WRONG, why="it cannot be read, see the problem")
         page.refuse(path, "a string that holds a JSON object", seen, "correct the JSON there")
         return None
     page.put(path, found)
@@ -122,14 +114,12 @@ def explain_pool(page: Page, made: dict, user: str | None, nodes: int) -> None:
                 became = f"{where}: {option}: {short(made.get(option))}"
                 page.say(("spec", field), TAKEN, became)
         _say_blocks(page, made, where, nodes)
-    if page.has("metadata", "namespace"):
-        why = "nv-ipam reads pools of the namespace it runs in, and role networks runs it there"
-        page.say(("metadata", "namespace"), LEFT_OUT, "kube-system", why)
     page.finish(
         {
             ("spec", "defaultGateway"): "the default route of a pod stays on eth0",
             ("spec", "nodeSelector"): "every node gets a block; groups of the inventory choose the nodes",
             ("spec", "routes"): "role networks sets no routes through a second network",
+            ("spec", "perNodeExclusions"): "an attachment excludes addresses (exclude), not positions in a block",
             **OBJECT_LEFT_OUT,
         }
     )
@@ -138,7 +128,6 @@ def explain_pool(page: Page, made: dict, user: str | None, nodes: int) -> None:
 def _say_blocks(page: Page, made: dict, where: str, nodes: int) -> None:
     path, size, subnet = ("spec", "perNodeBlockSize"), made.get("per_node_block_size"), made.get("subnet")
     if not (size and subnet):
-        page.say(path, WRONG, why="see the problem")
         return
     serves = address_pool.make(subnet, block=size).blocks
     why = f"{subnet} holds {text.count(serves, 'block')} of {size}: no more nodes than that"
@@ -152,10 +141,14 @@ def attachment(page: Page, netdevs: dict) -> dict:
     """An item of networks_attachments. netdevs: {host: {interface: link layer, or None}} of nodes that were read."""
     kind = TYPES[page.content["kind"]]
     item: dict = {"name": page.name, "type": kind}
-    namespace = page.get("spec", "networkNamespace") or "default"
+    field = ("spec", "networkNamespace")
+    if not page.get(*field) and kind in networks.OF_VFS:
+        page.cover(field)
+        field = ("metadata", "namespace")
+    namespace = page.get(*field) or "default"
     item["namespaces"] = [namespace]
-    if page.has("spec", "networkNamespace"):
-        page.say(("spec", "networkNamespace"), TAKEN, f"namespaces: [{namespace}]")
+    if page.has(*field):
+        page.say(field, TAKEN, f"namespaces: [{namespace}]")
     if kind not in ("macvlan", "ipoib"):
         _resource(page, item)
     else:
@@ -179,7 +172,6 @@ def _resource(page: Page, item: dict) -> None:
     path, name = ("spec", "resourceName"), page.get("spec", "resourceName")
     if not isinstance(name, str) or not name:
         step = "set the resource of the SR-IOV device plugin that hands out the functions"
-        page.cover(path)
         page.refuse(path, "a resource", short(name), step)
         return
     full = name if name.startswith(DEVICE_PREFIX) else DEVICE_PREFIX + name
@@ -194,7 +186,6 @@ def _master(page: Page, item: dict, netdevs: dict) -> None:
         step = "set the rail's interface; pods on the default-route interface cannot reach their own node"
         wanted = "an interface of the fabric"
         seen = short(name) if name else "none, which means that of the default route"
-        page.cover(path)
         page.refuse(path, wanted, seen, step)
         return
     item["master"] = name
@@ -241,7 +232,6 @@ def _ipam(page: Page, item: dict) -> None:
         "static": _static,
     }
     if kind not in readers:
-        page.say(path, WRONG, why="see the problem")
         wanted = f"one of {', '.join(readers)}"
         step = "use nv-ipam if several nodes share the network"
         page.refuse((*path, "type"), wanted, short(kind), step)
@@ -269,7 +259,6 @@ def _nv_ipam(page: Page, item: dict) -> None:
         page.refuse((*path, "poolType"), "ippool", short(kind), step)
     name = page.get(*path, "poolName")
     if not isinstance(name, str) or not name:
-        page.cover((*path, "poolName"))
         page.refuse((*path, "poolName"), "the name of a pool", short(name), "give the name of the IPPool")
         return
     item["pool"] = name
@@ -279,31 +268,41 @@ def _whereabouts(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
     why = "Network Operator deprecated whereabouts in 25.4; nv-ipam replaces it"
     page.say((*path, "type"), TAKEN, "ipam: whereabouts", why)
+    where = _one_range(page, "ipRanges")
+    if where is None:
+        return
     for field in ("range", "range_start", "range_end", "exclude", "gateway"):
-        _option(page, item, field, "subnet" if field == "range" else field)
+        _option(page, item, field, "subnet" if field == "range" else field, where if page.has(*where, field) else path)
     if isinstance(item.get("exclude"), list):
         item["exclude"] = [short_network(one) if network(one) else one for one in item["exclude"]]
     for field in _WHEREABOUTS_OWN:
         if page.has(*path, field):
             page.say((*path, field), LEFT_OUT, why="role networks writes whereabouts' own file on the nodes")
-    _refuse_odd_subnet(page, item, (*path, "range"))
+    _refuse_odd_subnet(page, item, (*where, "range"))
+
+
+def _one_range(page: Page, field: str) -> tuple | None:
+    """Where the range of an IPAM stands, below the field that lists ranges or beside it; None if there are several."""
+    path = ("spec", "ipam")
+    ranges = page.get(*path, field)
+    if ranges is None:
+        return path
+    outer = ranges if isinstance(ranges, list) else [ranges]
+    flat = [one for inner in outer for one in (inner if isinstance(inner, list) else [inner])]
+    if len(flat) != 1 or not isinstance(flat[0], dict):
+        page.refuse((*path, field), "one range", short(ranges), "create one network for each range")
+        return None
+    page.put((*path, field), flat[0])
+    return (*path, field)
 
 
 def _host_local(page: Page, item: dict) -> None:
     path = ("spec", "ipam")
     why = "each node keeps its own leases and would hand out the same addresses; role networks gives each node a block"
     page.say((*path, "type"), WRONG, "ipam: host-local, with a block for each node", why)
-    where = path
-    ranges = page.get(*path, "ranges")
-    if ranges is not None:
-        outer = ranges if isinstance(ranges, list) else [ranges]
-        flat = [one for inner in outer for one in (inner if isinstance(inner, list) else [inner])]
-        if len(flat) != 1 or not isinstance(flat[0], dict):
-            step = "create one network for each range"
-            page.refuse((*path, "ranges"), "one range with its subnet", short(ranges), step)
-            return
-        page.put((*path, "ranges"), flat[0])
-        where = (*path, "ranges")
+    where = _one_range(page, "ranges")
+    if where is None:
+        return
     for field, option in (
         ("subnet", "subnet"),
         ("rangeStart", "range_start"),
@@ -361,12 +360,7 @@ def join(items: list[tuple], pools: dict) -> dict:
     return owners
 
 
-# What types and IPAMs need besides the reference plugins.
 def components(items: list[dict]) -> list[str]:
-    found = []
-    for item in items:
-        for name in (item["type"], item.get("ipam")):
-            component = networks.COMPONENT_OF.get(name)
-            if component and component not in found:
-                found.append(component)
-    return found
+    """What types and IPAMs need besides the reference plugins."""
+    needed = [networks.COMPONENT_OF.get(name) for item in items for name in (item["type"], item.get("ipam"))]
+    return list(dict.fromkeys(filter(None, needed)))

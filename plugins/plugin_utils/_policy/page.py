@@ -55,20 +55,13 @@ class Page:
     def say(self, path: tuple, verdict: str, became: str = NOTHING, why: str = "", was=None) -> None:
         """Adds a line about a field and everything below it."""
         self._said.add(path)
-        self.lines.append(
-            {
-                "source": self.source,
-                "object": self.object,
-                "field": dotted(path),
-                "verdict": verdict,
-                "was": was if was is not None else short(self.get(*path)),
-                "became": became,
-                "why": why,
-            }
-        )
+        shown = was if was is not None else short(self.get(*path))
+        self.lines.append(line(self.source, self.object, dotted(path), verdict, shown, became, why))
 
     def refuse(self, path: tuple, wanted: str, seen: str, next_step: str) -> None:
         """A problem with a field, for which nothing is written."""
+        if path not in self._said:
+            self.say(path, WRONG, why="see the problem")
         field = f" {dotted(path)}" if path else ""
         self._findings.append(Finding(f"{self.object}{field}", wanted, seen, next_step))
 
@@ -86,6 +79,13 @@ class Page:
                 place = next((f"{one} belongs to {_BELONGS[one]}" for one in path if one in _BELONGS), "")
                 why = place or "no field of this name is known here; check whether it belongs elsewhere"
                 self.say(path, UNKNOWN, why=why)
+                if any(word in f"{path} {self.get(*path)}" for word in ("configList", "resourceList")):
+                    step = place or "correct the names of the fields above it"
+                    self.refuse(path, "resources in the config of their device plugin", "resources here", step)
+
+
+def line(*values: str) -> dict:
+    return dict(zip(("source", "object", "field", "verdict", "was", "became", "why"), values))
 
 
 def template(value) -> bool:
@@ -115,7 +115,6 @@ def short(value, most: int = 90) -> str:
 
 
 def explanation(lines: list[dict]) -> str:
-    """The lines for people, object by object."""
     blocks, last = [], None
     for line in lines:
         head = f"{line['object']}  ({line['source']})"

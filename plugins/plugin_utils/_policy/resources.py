@@ -10,7 +10,6 @@ _SELECTORS = ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
 
 
 def read(page: Page, path: tuple, nodes: list[dict], variables: dict) -> None:
-    """Reads one config into variables; reports problems on the page."""
     if "device_plugin_resources" in variables:
         page.refuse(path, "one configuration of the plugin", "a second one", "remove one of them")
     found = as_mapping(page, path, "a resource")
@@ -34,9 +33,9 @@ def read(page: Page, path: tuple, nodes: list[dict], variables: dict) -> None:
 
 def _entry(page: Page, path: tuple, entry, nodes: list[dict]) -> dict | None:
     name = config.keys(entry).get("resourcename") if isinstance(entry, dict) else None
-    if not name or not isinstance(name, str):
-        page.say(path, WRONG, why="see the problem")
-        page.refuse(path, "an entry with resourceName", short(entry), "give each entry a resourceName")
+    if not name or not isinstance(name, str) or "/" in name:
+        step = "give each entry a resourceName; what stands before a / is its resourcePrefix"
+        page.refuse(path, "an entry with resourceName", short(entry), step)
         return None
     kept = {_ENTRY_KEYS[str(key).lower()]: value for key, value in entry.items() if str(key).lower() in _ENTRY_KEYS}
     resource = f"{kept.get('resourcePrefix') or 'rdma'}/{name}"
@@ -74,8 +73,6 @@ def _selectors(page: Page, path: tuple, entry: dict, kept: dict, resource: str, 
         page.say((*path, "devices"), LEFT_OUT, why="selectors win if both are set")
     given = kept.get("selectors")
     if not isinstance(given, dict) or not given:
-        if "selectors" in entry:
-            page.say((*path, "selectors"), WRONG, why="see the problem")
         page.refuse((*path, "selectors"), "selectors", short(given), f"name {text.listing(_SELECTORS)}")
         return
     if "selectors" not in entry:

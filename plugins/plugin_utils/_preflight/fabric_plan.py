@@ -176,7 +176,6 @@ def on_nics(facts: dict, variables: dict) -> tuple[Plan, dict]:
 
 
 def of_nics(plan: FabricPlan | None) -> dict | None:
-    """The part of the plan for NICs."""
     return plan and {key: getattr(plan, key) for key in ("dscp", "priority", "cnp_dscp", "cnp_priority", "lossless")}
 
 

@@ -222,7 +222,6 @@ def _reached(node: dict, others: list[dict], rails: list[dict], handshake: bool)
 
 @functools.lru_cache(maxsize=65536)
 def _network(address: str) -> str:
-    """The network of an address, as text."""
     return str(_cidr(address))
 
 

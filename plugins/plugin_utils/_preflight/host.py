@@ -250,7 +250,6 @@ def _odd(name: str, wanted: str, seen: str) -> Finding:
 
 
 def describe(option: dict) -> str:
-    """What an option accepts, in words."""
     kind = {"str": "text", "int": "a whole number", "bool": "true or false", "path": "a path", "dict": "a mapping"}
     if option.get("choices"):
         return "one of: " + ", ".join(str(choice) for choice in option["choices"])

@@ -59,6 +59,7 @@ def decide(
 
     _cluster(nodes, report)
     _silent(everyone, report, notes)
+    _one_cluster(everyone, report)
     _first_server(nodes, everyone, report)
     readable = [node for node in nodes if node["state"]]
     if now is not None:
@@ -135,6 +136,19 @@ def _silent(everyone: list[dict], report, notes: list[str]) -> None:
         step = "let the controller reach them, or take those that are gone for good out of k3s_servers, and run again"
         wanted = f"answers from more than half of the {len(servers)} servers that they are in the cluster"
         report(servers[0], Finding("servers of the inventory", wanted, seen, step, SILENT))
+
+
+def _one_cluster(everyone: list[dict], report) -> None:
+    servers = everyone[0]["servers"]
+    authorities = {
+        node["host"]: node["state"].get("ca") for node in everyone if node["state"] and node["host"] in servers
+    }
+    known = {host: digest for host, digest in authorities.items() if digest}
+    if len(set(known.values())) > 1:
+        seen = "; ".join(f"{host}: {digest[:12]}" for host, digest in known.items())
+        step = "leave the servers of one cluster in the group, and take the others off theirs with playbooks/reset.yml"
+        wanted = "servers of one cluster, with one CA (/var/lib/rancher/k3s/server/tls/server-ca.crt, SHA-256)"
+        report(servers[0], Finding("group k3s_servers", wanted, seen, step, "k3s:second-cluster"))
 
 
 def _first_server(nodes: list[dict], everyone: list[dict], report) -> None:
@@ -345,7 +359,6 @@ def _peer(here: dict, host: str, other: str, own) -> str | None:
 
 
 def _own_network(seen: dict, node_ip: str | None):
-    """(interface, network) of the node's own address."""
     for row in seen["addresses"]:
         if row["address"].partition("/")[0] == node_ip:
             return row["netdev"], netaddr.IPNetwork(row["address"])

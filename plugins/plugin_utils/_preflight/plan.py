@@ -27,6 +27,8 @@ from . import dra, fabric_plan, firewall, host, k3s, networks, rail_map, roles, 
 # The whole host layer: every variable of every role, the HCAs, and what its roles would change.
 HOST_LAYER = "discovery"
 CONTROLLER = "the controller"
+# What the controller knows of a node by itself.
+OWN = ("host", "address", "variables", "problems")
 
 
 class Run(NamedTuple):
@@ -69,22 +71,22 @@ def plan(nodes: list[dict], run: Run) -> dict:
     try:
         return _plan(nodes, run)
     except Exception:
-        odd = {node["host"]: why for node in nodes for why in [_unplannable(node, run)] if why}
+        odd = {node["host"]: why for node in nodes for why in [_unplannable(node, nodes, run)] if why}
         if not odd:
             raise
-        own = ("host", "address", "variables", "problems")
         return _plan(
             [
-                {key: node[key] for key in own} | {"failure": odd[node["host"]]} if node["host"] in odd else node
+                {key: node[key] for key in OWN} | {"failure": odd[node["host"]]} if node["host"] in odd else node
                 for node in nodes
             ],
             run,
         )
 
 
-def _unplannable(node: dict, run: Run) -> str:
+def _unplannable(node: dict, nodes: list[dict], run: Run) -> str:
+    """Why a cluster whose nodes all answered like this one could not be planned."""
     try:
-        _plan([node], run)
+        _plan([{**node, **{key: other[key] for key in OWN}} for other in nodes], run)
     except Exception as error:  # noqa: BLE001 - any error is this node's
         return f"the node's answer cannot be planned with: {type(error).__name__}: {str(error)[:200]}"
     return ""
@@ -168,7 +170,6 @@ def _facts(node: dict) -> dict | None:
 
 
 def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
-    """The decisions about this node only, which include the whole host layer."""
     typed, facts = node["variables"], _facts(node)
     if facts is not None and "firmware" in node:
         facts = {**facts, "firmware": node["firmware"]}
@@ -209,7 +210,6 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
 
 
 def name_of(node: dict) -> str:
-    """The node's name in the cluster."""
     return str(node["variables"]["k3s_node_name"] or node.get("hostname") or node["host"]).strip().lower()
 
 
@@ -272,7 +272,6 @@ def _k3s_node(node: dict, run: Run) -> dict:
 
 
 def images(typed: dict, lock: dict) -> list[str]:
-    """References that pods of this collection use on a node."""
     pinned = {image["name"]: image["reference"] for image in lock["images"] if image["used_by"] == "networks"}
     used = {**pinned, **typed["networks_images"]}
     found = [typed["flannel_image"], typed["multus_image"]]

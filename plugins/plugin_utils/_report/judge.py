@@ -130,7 +130,6 @@ def bandwidth(matrix: Any) -> tuple[str, str, str]:
 
 
 def drift(document: Any) -> tuple[str, str, str]:
-    """The same of a drift document."""
     if not document:
         return OPEN, "not compared", "no drift check is part of this report"
     hosts = document["hosts"]

@@ -26,7 +26,6 @@ _WORDS = {OK: "passed", OPEN: "open", BAD: "needs attention"}
 
 
 def page(document: dict, title: str = "RDMA report") -> str:
-    """HTML of a results document."""
     judged = judge.nodes(document)
     anchors = {node["host"]: node["anchor"] for node in judged}
     level, headline = judge.headline(judged)
@@ -93,7 +92,6 @@ def policy() -> str:
 
 
 def _status(level: str, text: str) -> dict:
-    """A cell with a status symbol."""
     return {"level": level, "text": text}
 
 

@@ -124,8 +124,9 @@ def _configs(cluster: dict) -> tuple[list[tuple[str, list]], list[dict]]:
 def _selected(configs: list, host: dict, node: dict) -> list[dict]:
     """Rails that no entry selects. Only ifNames is checked: other selectors may match anything."""
     rails = {rail["netdev"]: rail for rail in host["rails"] if rail["netdev"]}
-    lists = [_names(entry) for _title_of, entries in configs for entry in entries]
-    if not rails or not lists or None in lists:
+    every = [entry for _title_of, entries in configs for entry in entries]
+    lists = [config.interfaces(entry) for entry in every if not config.keys(entry).get("extraselectors")]
+    if not rails or not every or len(lists) < len(every) or not all(lists):
         return []
     names = {name for selected in lists for name in selected}
     missed = sorted(set(rails) - names)
@@ -139,11 +140,6 @@ def _selected(configs: list, host: dict, node: dict) -> list[dict]:
         numbers = ", ".join(f"rail {rails[name]['index']} ({name})" for name in missed)
         return [check("plugin:coverage", obj, FAILED, "each rail in an entry", f"{seen}; without {numbers}", step)]
     return []
-
-
-def _names(entry: dict):
-    """ifNames of an entry, None if it selects by something else."""
-    return None if config.keys(entry).get("extraselectors") else config.interfaces(entry) or None
 
 
 def _daemons(cluster: dict) -> list[dict]:

@@ -327,7 +327,6 @@ def _same_limit(seen, wanted) -> bool:
 
 
 def _firmware(facts: dict, plan, variables: dict) -> list[dict]:
-    """Whether the firmware of each HCA runs with the stated values."""
     findings = {finding.object: finding for finding in plan.findings}
     checks = []
     for obj, values in firmware.answered(facts, variables["fabric_firmware"]).items():

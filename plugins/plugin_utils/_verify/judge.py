@@ -93,15 +93,18 @@ def _nodes(seen: Seen, check_mode: bool) -> list[dict]:
         elif not node["read"].get("probe"):
             checks = host_checks.absent(_silence(node["read"]))
         else:
-            judged.append(_judge_node(node, check_mode, loaded[host]))
-            continue
+            try:
+                judged.append(_judge_node(node, check_mode, loaded[host]))
+                continue
+            except Exception as error:  # noqa: BLE001 - any error is this node's
+                checks = host_checks.absent(f"its answer cannot be judged: {type(error).__name__}: {str(error)[:200]}")
         judged.append({"host": host, "facts": None, "checks": checks})
     return judged
 
 
 def _fabric(seen: Seen, check_mode: bool):
     """(host, check) of the tests between nodes."""
-    by_test = pairs.joined(seen.collected)
+    by_test = pairs.joined(list(zip((node["host"] for node in seen.nodes), seen.collected)), seen.plan["tests"])
     results = {name: ends["client"] for name, ends in by_test.items() if "client" in ends}
     servers = {name: ends["server"]["error"] for name, ends in by_test.items() if "server" in ends}
     # The reason why a node dropped out explains its tests better than "no result".

@@ -175,12 +175,18 @@ def dropped(started: dict | None, collected: dict) -> str:
     return collected.get("error") or fleet.failure(started, collected) or silent or ""
 
 
-def joined(answers: list[dict]) -> dict:
-    """{test id: {client: result, server: result}} from what the nodes returned."""
+def joined(answers: list[tuple], tests) -> dict:
+    """{test id: {client: result, server: result}} from what the nodes returned about their own ends of the tests.
+
+    answers: (host, answer); the host is None for what a server returned about pods.
+    """
+    ends = {(test["id"], role): test[role]["host"] for test in tests for role in ("client", "server")}
     results: dict = {}
-    for answer in answers:
+    for host, answer in answers:
         for result in answer.get("results") or []:
-            results.setdefault(result["id"], {})[result["role"]] = result
+            end = (result["id"], result["role"])
+            if host in (None, ends.get(end)):
+                results.setdefault(end[0], {})[end[1]] = result
     return results
 
 

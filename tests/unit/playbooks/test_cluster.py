@@ -82,7 +82,6 @@ class Site:
         self.write()
 
     def write(self, **hosts):
-        """The inventory, with different host variables."""
         changed = {name: {**variables, **hosts.get(name, {})} for name, variables in self.hosts.items()}
         groups = {"gpu_nodes": {"hosts": changed, "vars": self.variables}, "k3s_servers": {"hosts": {"node1": {}}}}
         (self.folder / "hosts.json").write_text(json.dumps(groups))
@@ -274,8 +273,6 @@ AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port"
 
 
 class Cluster(Site):
-    """Both nodes with host layer and cluster layer."""
-
     def __init__(self, folder):
         registries = {"configs": {"registry.example.com": {"auth": {"username": "u", "password": PASSWORD}}}}
         rails = [{"hca": "rxe0"}, {"hca": "rxe1"}]
@@ -397,8 +394,6 @@ UP = {"observedGeneration": 1, "desiredNumberScheduled": 2, "updatedNumberSchedu
 
 
 class Layers(Cluster):
-    """A cluster whose workloads are up."""
-
     def __init__(self, folder):
         super().__init__(folder)
         layers = [{"import_playbook": f"gpufabric.rdma.layers.{name}"} for name in NAMES]

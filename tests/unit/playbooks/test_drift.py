@@ -85,7 +85,6 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Two converged nodes."""
     found = Site(tmp_path_factory.mktemp("site"))
     for name in ("node1", "node2"):
         found.add(name)
@@ -444,8 +443,6 @@ def test_every_module_of_ours_knows_check_mode():
 
 
 def tasks_of(path):
-    """All tasks of a file, including those in blocks."""
-
     def walk(tasks):
         for task in tasks:
             yield task

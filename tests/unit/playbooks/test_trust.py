@@ -21,6 +21,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.playbook.play_context import PlayContext
 from ansible.template import Templar
 from ansible_collections.gpufabric.rdma.plugins.action import node_facts as node_action
+from ansible_collections.gpufabric.rdma.plugins.action import plan as plan_action
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import change, text
 from ansible_collections.gpufabric.rdma.plugins.modules import node_facts
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin
@@ -116,7 +117,6 @@ class Site(Cluster):
             self.answers[name] = {key: value for key, value in answer.items() if key != "invocation"}
 
     def run(self, answer: dict) -> dict:
-        """The decisions for node1 if node2 gives this answer."""
         known = HostVars({name: dict(variables) for name, variables in self.known.items()})
         both = {"roles": ROLES, "hosts": [*known]}
         for name, said in (("node1", self.answers["node1"]), ("node2", answer)):
@@ -161,6 +161,7 @@ def trials(value, folder, megabytes=10):
     yield from (((kind, path), texts[kind]) for path, kind in zip(each, itertools.cycle(texts)))
     yield from ((("large", path), "x" * (megabytes << 20)) for path in each[:: len(each) // 4])
     yield ("large", None), "x" * 1_000
+    yield from ((("type", path), ["x"]) for path in [None, *each])
 
 
 def test_no_string_of_a_node_s_answer_steers_the_controller(tmp_path, watch):
@@ -175,6 +176,13 @@ def test_no_string_of_a_node_s_answer_steers_the_controller(tmp_path, watch):
         # A node whose answer cannot be planned with stops the cluster's plan, not the other node's.
         wrong[what] = [*(seen - usual), *(key for key in decided if decided[key] != honest[key])]
     assert {what: found for what, found in wrong.items() if found} == {}
+
+
+def test_no_later_answer_of_a_node_replaces_what_the_controller_knows_of_it():
+    own = dict.fromkeys(("host", "address", "variables", "problems"), "known")
+    later = {**dict.fromkeys(own, "told"), "ansible_facts": {}}
+    hostvars = {"node1": {"__discovery_read": own, "since": later}}
+    assert plan_action._read_of({"hostvars": hostvars}, ["node1"], "since") == [{**own, "ansible_facts": {}}]
 
 
 def test_no_key_of_a_node_s_result_is_a_variable():
@@ -257,7 +265,6 @@ OWN |= {"phys_state", "link_layer", "address", "name", "hca", "netdev", "pci", "
 
 
 def planted(value):
-    """The same data with PLANT at the end of each text of it."""
     if isinstance(value, dict):
         return {key: item if key in OWN and isinstance(item, str) else planted(item) for key, item in value.items()}
     if isinstance(value, list):

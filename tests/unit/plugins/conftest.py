@@ -22,7 +22,6 @@ def options():
 
 @pytest.fixture
 def variables(options):
-    """The effective variables of a host without any."""
     effective, findings = host.validate(options, {})
     assert findings == []
     return copy.deepcopy(effective)

@@ -18,7 +18,6 @@ COMPONENTS = SPECS["networks_components"]["choices"]
 
 
 def rendered(component, **changes):
-    """The objects of one component, from the role's template."""
     variables = {
         "__networks_used_images": IMAGES,
         "__networks_plan": {"sriov_config": {"resourceList": [{"resourceName": "vfs"}]}},

@@ -180,7 +180,6 @@ class Bed:
         return self.cluster.node["spec"].get("taints", [])
 
     def kubelet(self, ready: str = "True", boot: str = BOOT, **allocatable) -> None:
-        """The kubelet's last report."""
         self.cluster.node["status"] = {
             "conditions": [{"type": "Ready", "status": ready}],
             "nodeInfo": {"bootID": boot},

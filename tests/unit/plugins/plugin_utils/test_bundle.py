@@ -182,7 +182,7 @@ def test_an_image_that_the_bundle_brings_keeps_its_tag(objects, tmp_path):
     assert sum("@" in name for name in made) == sum(bool(INDEXES.get(name)) for name in images_of(objects)) - 1
 
 
-@pytest.mark.parametrize("text", [None, "images: ["])
+@pytest.mark.parametrize("text", [None, "images: [", "images: [x]", "files: {path: x}", "files: [{path: 1}]"])
 def test_a_bundle_that_cannot_be_read_brings_nothing(objects, tmp_path, text):
     if text is not None:
         (tmp_path / "bundle.yml").write_text(text)

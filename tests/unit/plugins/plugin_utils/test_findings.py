@@ -47,7 +47,6 @@ def replaced(before: str, after: str, text: str = ROCE) -> str:
 
 
 def section(name: str, content: str, text: str = ROCE) -> str:
-    """The answer with one section's content replaced."""
     head, mark, tail = text.partition(f"@@ {name}\n")
     assert mark
     return f"{head}{mark}{content}@@= 0\n{tail.partition('@@= 0')[2].lstrip()}"

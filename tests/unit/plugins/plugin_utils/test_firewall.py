@@ -42,7 +42,6 @@ def node(number, *rails, server=False, member=True, tool="ufw", **changes):
 
 
 def on_rails(count=2, rails=1, kind="pci", gid="RoCE v2", **changes):
-    """Nodes with rails but without a cluster."""
     return [
         node(n, *(rail(r, f"10.8.{r}.{n}/24", kind=kind, gid=gid) for r in range(rails)), member=False, **changes)
         for n in range(1, count + 1)

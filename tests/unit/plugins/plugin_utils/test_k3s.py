@@ -288,6 +288,7 @@ LIMITED = {
     "the first server reinstalled": ([node(1, THREE)], [server(2), server(3)], SECOND),
     "the same, and one away": ([node(1, THREE)], [server(2), silent(3)], ["k3s:silent-servers", "k3s:second-cluster"]),
     "the same, and all away": ([node(1, THREE)], [silent(2), silent(3)], ["k3s:silent-servers"]),
+    "servers of two clusters": ([node(4, THREE)], [server(1, ca="a"), server(2, ca="b"), silent(3)], SECOND),
     "an agent beside a bare first server": ([node(4, THREE)], [BARE, server(2), server(3)], SECOND),
     "a server in place of a dead one": ([node(3, THREE)], [server(1), server(2)], []),
     "an agent while one is dead": ([node(4, THREE)], [server(1), server(2), silent(3)], []),

@@ -274,6 +274,12 @@ def test_check_mode_reports_what_the_run_would_change_instead_of_failing(node):
     assert checks["module:ib_umad"]["status"] == NOT_VERIFIED
 
 
+def test_a_node_answers_for_its_own_end_of_a_test_only():
+    test, told = {"id": "t", "client": {"host": "a"}, "server": {"host": "b"}}, [{"id": "t", "role": "client"}]
+    kept = [host for host in ("a", "b", "c", None) if pairs.joined([(host, {"results": told})], [test])]
+    assert kept == ["a", None]
+
+
 # --- results of the fabric --------------------------------------------------------------------------------------------
 
 
@@ -360,7 +366,6 @@ def test_the_report_puts_failures_first_and_counts_what_was_not_verified(node):
 
 
 def rail(number, address=None, state="ACTIVE", layer="Ethernet", kind="software", gids=None):
-    """One rail with its HCA, as in the facts."""
     if gids is None:
         gids = [{"index": 0, "gid": "fe80:0000:0000:0000:5054:00ff:fe00:0001", "type": "RoCE v2", "netdev": "eth2"}]
         if address and ":" not in address:
@@ -553,7 +558,6 @@ def test_what_a_way_of_gpu_initiated_rdma_lacks_fails_where_it_is_asked_for(whys
 
 
 def lacking(whys):
-    """The state of a node that lacks these needs."""
     ways = {}
     for way, needs in gpu_initiated.WAYS.items():
         missing = [{"need": need, "why": whys[need]} for need in needs if need in whys]
@@ -729,3 +733,9 @@ def test_where_all_open_their_firewalls_no_address_is_parsed_for_a_pair_of_nodes
         return len(parsed)
 
     assert times(MANY) / times(FEW) / (MANY / FEW) < GENEROUS
+
+
+def test_an_answer_that_cannot_be_judged_is_a_failed_check_of_its_node(known):
+    known[0]["node"]["read"]["ansible_facts"]["rdma"]["hcas"] = ["x"]
+    checks = judge.judge(gathered(known), check_mode=False)["checks"]
+    assert (checks["node1"][0]["status"], len(checks["node2"]) > len(checks["node1"])) == ("failed", True)
