@@ -36,9 +36,15 @@ KUBELET_SOCKET = "kubelet.sock"
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
-_PCI_ID = re.compile(r"[0-9a-f]{4}\Z")
-# Netlink's names of link types (encapType); RDMA has no others.
-_LINK_TYPE = re.compile(r"(ether|infiniband|loopback)\Z")
+# What a selector can match, and how that is written. Link types have Netlink's names (encapType).
+_CLOSED = {
+    "vendors": (r"[0-9a-f]{4}\Z", "4 lower case digits"),
+    "deviceIDs": (r"[0-9a-f]{4}\Z", "4 lower case digits"),
+    "drivers": (r"(?!mlx[45]\Z)", "the name in lspci -k, such as mlx5_core"),
+    "ifNames": (r"(?!mlx[45]_\d+\Z)[^*?[]+\Z", "an interface; extraSelectors has patterns, and rdmaDevices for HCAs"),
+    "linkTypes": (r"(ether|infiniband|loopback)\Z", "ether or infiniband"),
+    "pciAddresses": (r"(?!.*[A-Z])([*?[]|.*:.*:)", "lower case, with the domain, such as 0000:18:00.0"),
+}
 _PKEY = re.compile(r"(0[xX])?[0-9a-fA-F]{1,4}\Z")
 
 
@@ -207,6 +213,11 @@ def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
     if problems:
         raise ConfigError(problems)
     unknown = [f"unknown key {path}" for path in unknown]
+    # Keys of the SR-IOV plugin's selectors, which the Go plugin does not have.
+    unknown = [
+        f"{key} (extraSelectors has it)" if key.rpartition("selectors.")[2] in ExtraSelectors._fields else key
+        for key in unknown
+    ]
     warnings = [] if strict else [f"{key}: ignored" for key in unknown]
     problems += unknown if strict else []
 
@@ -301,7 +312,8 @@ class _Entry:
         name, prefix = self.name, self.prefix
         if not _NAME.match(name):
             reason = (
-                "the kubelet wants a letter or digit first and last, and letters, digits, '-', '_' and '.' between"
+                "the kubelet wants a letter or digit first and last, and letters, digits, '-', '_' and '.' between; "
+                "what stands before a slash is the resourcePrefix"
                 if name
                 else "resourceName is empty or absent"
             )
@@ -335,15 +347,10 @@ class _Entry:
                 'configuration missmatch. neither "selectors" nor "devices" fields exits, it is recommended to use '
                 f'the new "selectors" field{self._of()}'
             )
-        closed = {"vendors": _PCI_ID, "deviceIDs": _PCI_ID, "linkTypes": _LINK_TYPE}
-        for key, pattern in closed.items():
-            for value in given.get(key, ()):
-                if not pattern.match(value):
-                    wanted = "ether or infiniband" if key == "linkTypes" else "4 lower case digits"
+        for key, (pattern, wanted) in _CLOSED.items():
+            for value in more.get(key, ()) if key == "pciAddresses" else given.get(key, ()):
+                if not re.match(pattern, value):
                     self.warnings.append(f'{key} "{value}" matches nothing: wanted {wanted}{self._of()}')
-        for value in more.get("pciAddresses", ()):
-            if value != value.lower():
-                self.warnings.append(f'pciAddresses "{value}" matches nothing: wanted lower case{self._of()}')
         return Selectors(**given), extra
 
     def _extra(self, more: dict[str, list[Any]]) -> ExtraSelectors:

@@ -14,8 +14,8 @@ description:
     of a shared plugin on host-device, macvlan on InfiniBand or on the interface of the default route,
     an MTU above that of the master, subnets that overlap with pods, services, routes of hosts or each other, resources
     that no device plugin serves, a missing name, an odd cniVersion, address blocks and pools that are too small for
-    nodes and pods, exclusions and gateways outside of them, second default routes, networks that share a record of
-    addresses, and plugins that need the netns mode exclusive. All plugins of a chain are checked.
+    nodes and pods, exclusions and gateways outside of them, addresses and values that a plugin refuses, routes that
+    take the pod's own traffic, networks with one record of addresses, and plugins in a wrong netns mode or place.
   - Runs on the controller, makes no remote call and changes nothing.
 requirements:
   - netaddr (the Python library, on the controller), for O(variables)

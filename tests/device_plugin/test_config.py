@@ -117,9 +117,10 @@ def test_half_a_surrogate_pair_can_be_printed():
 def test_pci_ids_that_can_match_nothing_are_warned_of():
     config = load(document(entry(selectors={"vendors": ["15B3", "0x15b3", "15b3"]})))
     assert [warning.split()[1] for warning in config.warnings] == ['"15B3"', '"0x15b3"']
-    links = {"linkTypes": ["ethernet", "InfiniBand", "ether", "infiniband"]}
-    config = load(document(entry(selectors=links, extraSelectors={"pciAddresses": ["0000:3B:00.0", "0000:3b:*"]})))
-    assert [warning.split()[1] for warning in config.warnings] == ['"ethernet"', '"InfiniBand"', '"0000:3B:00.0"']
+    given = {"linkTypes": ["ethernet", "ether"], "ifNames": ["ens*", "mlx5_0", "ens8f0np0"], "drivers": ["mlx5"]}
+    config = load(document(entry(selectors=given, extraSelectors={"pciAddresses": ["0000:3B:00.0", "0000:3b:*"]})))
+    wrong = ['"mlx5"', '"ens*"', '"mlx5_0"', '"ethernet"', '"0000:3B:00.0"']
+    assert [warning.split()[1] for warning in config.warnings] == wrong
 
 
 @pytest.mark.parametrize(("key", "told"), [("resourceList", True), ("RESOURCELIST", True), ("other", False)])

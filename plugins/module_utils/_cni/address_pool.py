@@ -59,13 +59,20 @@ def span(value) -> tuple:
     return one.version, int(one.network_address), int(end)
 
 
-def make(subnet, start=None, end=None, gateway=None, exclude=(), block=None, whole=False) -> Pool:
-    """A Pool; ValueError for an invalid address. whole: the network and broadcast addresses are handed out too."""
-    network = ipaddress.ip_network(str(subnet), strict=False)
+def make(subnet, start=None, end=None, gateway=None, exclude=(), block=None, whole=False, reserving=False) -> Pool:
+    """A Pool; ValueError for an invalid address. whole: the network and broadcast addresses are handed out too.
+
+    subnet: whereabouts also takes FIRST-LAST/PREFIX. reserving: like host-local, keep the first address as gateway.
+    """
+    text, dash, rest = str(subnet).partition("-")
+    if dash:
+        start, (end, _slash, prefix) = start or text, rest.partition("/")
+        text = f"{text}/{prefix}"
+    network = ipaddress.ip_network(text, strict=False)
     lowest, highest = int(network.network_address), int(network.broadcast_address)
     first, last = lowest, highest
     if not whole and network.version == 4 and network.prefixlen < 31:
-        first, last = first + 1, last - 1
+        first, last = first + 1 + (reserving and not gateway), last - 1
     stray, outside = [], []
     for name, value in (
         ("range_start", start), ("range_end", end), ("gateway", gateway), *(("exclude", one) for one in exclude)

@@ -7,7 +7,9 @@ packets.
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -22,6 +24,10 @@ _BY_DEVICE = ("host-device", "sriov", "ib-sriov")
 _ON_MASTER = ("macvlan", "ipvlan", "ipoib", "vlan")
 # They create the interface; the others of a chain change it.
 _MAIN = (*_BY_DEVICE, *_ON_MASTER, "bridge", "ptp", "dummy", "tap", "bond", "ovs")
+# They need the result of one before them.
+_LATER = ("bandwidth", "firewall", "portmap", "rdma", "sbr", "tuning", "vrf")
+_MODES = {"macvlan": ("bridge", "private", "vepa", "passthru"), "ipvlan": ("l2", "l3", "l3s")}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 POOLS = ("IPPool", "CIDRPool")
 
 
@@ -140,7 +146,7 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding
             findings += _tuned(obj, config, reached)
             findings += _netns(obj, config, reached, cluster)
             findings += _addresses(obj, config, reached, cluster)
-            findings += _default_route(network, obj, config)
+            findings += _pod_routes(network, obj, config, cluster)
             findings += _pools(network, obj, config, reached, cluster)
         if not network["per_node"]:
             findings += _host_local(network, obj, parsed, nodes)
@@ -175,6 +181,9 @@ def _configs(network: dict, obj: str, findings: list[Finding]):
 
 def _form(network: dict, obj: str, config: dict):
     name, version = config.get("name"), config.get("cniVersion")
+    if name and not _NAME.fullmatch(name):
+        step = "use letters, digits, . _ and -"
+        yield Finding(obj, "a name that CNI accepts", f'"name": "{name}"', step, "nad:name")
     if not name:
         step = f'add "name": "{network["name"]}": Multus fills it in, other CNI tools do not, and leases depend on it'
         yield Finding(obj, "a name in the config", "none", step, "nad:name")
@@ -184,10 +193,23 @@ def _form(network: dict, obj: str, config: dict):
     if version not in CNI_VERSIONS:
         step = 'set "cniVersion": "0.3.1", which matches the delegates of Flannel'
         yield Finding(obj, f"one of {', '.join(CNI_VERSIONS)}", f"cniVersion {version!r}", step, "nad:cniVersion")
-    if not all(isinstance(plugin.get("ipam") or {}, dict) for plugin in config[_CHAIN]):
-        yield Finding(obj, "an object as ipam", "another value", 'write it as {"type": …}', "nad:ipam")
+    given = [plugin["ipam"] for plugin in config[_CHAIN] if plugin.get("ipam")]
+    if not all(isinstance(ipam, dict) and ipam.get("type") for ipam in given):
+        yield Finding(obj, "an object with a type as ipam", "another value", 'write it as {"type": …}', "nad:ipam")
     if not all(plugin.get("type") for plugin in config[_CHAIN]):
         yield Finding(obj, "the type of a CNI plugin", "none", "add one, such as macvlan", "nad:type")
+    first = config[_CHAIN][0].get("type")
+    if first in _LATER:
+        step = "put it in plugins, behind the one that makes the interface"
+        yield Finding(obj, "a plugin that makes an interface", f"{first} is first", step, "nad:chain")
+    for plugin in config[_CHAIN]:
+        modes, given = _MODES.get(plugin.get("type")), plugin.get("mode")
+        if modes and given and given not in modes:
+            yield Finding(obj, f"mode {core_text.listing(modes)}", f"mode {given}", "use one of them", "nad:value")
+        for key, most in (("mtu", 65535), ("vlan", 4094), ("vlanId", 4094)):
+            if not isinstance(plugin.get(key, 0), int) or not 0 <= plugin.get(key, 0) <= most:
+                step = "write it without quotes: the plugin refuses a text, and any other number"
+                yield Finding(obj, f"{key} from 0 to {most}", json.dumps(plugin[key]), step, "nad:value")
 
 
 def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[Finding]:
@@ -296,7 +318,7 @@ def _netns(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Fin
 
 def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluster: dict) -> list[Finding]:
     findings, kind = [], config["type"]
-    if kind in ("macvlan", "ipvlan") and netdev["type"] == "infiniband":
+    if kind in ("macvlan", "ipvlan", "vlan") and netdev["type"] == "infiniband":
         seen = f"{master} of {host} is InfiniBand"
         step = "use type ipoib, or no attachment at all: verbs over InfiniBand need none"
         findings.append(Finding(obj, f"an Ethernet interface for {kind}", seen, step, "nad:macvlan-infiniband"))
@@ -340,24 +362,30 @@ class _Range(NamedTuple):
     exclude: list = []
 
 
-def _given_ranges(ipam: dict) -> list[_Range]:
-    if ipam.get("type") == "whereabouts":
+def _given_ranges(config: dict) -> list[_Range]:
+    ipam = config.get("ipam") or {}
+    kind = ipam.get("type")
+    if kind == "whereabouts":
         several = dicts(ipam.get("ipRanges")) or [ipam]
         return [
             _Range(
-                given.get("range"),
-                given.get("range_start"),
-                given.get("range_end"),
+                *(given.get(key) for key in ("range", "range_start", "range_end")),
                 ipam.get("gateway"),
                 [*_list(given.get("exclude")), *(_list(ipam.get("exclude")) if given is not ipam else ())],
             )
             for given in several
         ]
-    if ipam.get("type") != "host-local":
+    if kind == "nv-ipam":
+        return [_Range(config[_SUBNET], None, None, None)] if config.get(_SUBNET) else []
+    if kind == "static":
+        several = [(str(given.get("address")), given.get("gateway")) for given in dicts(ipam.get("addresses"))]
+        return [
+            _Range(text if "/" in text else f"{text} without a prefix", *[text.partition("/")[0]] * 2, gateway)
+            for text, gateway in several
+        ]
+    if kind != "host-local":
         return []
-    sets = [given for part in _list(ipam.get("ranges")) for given in dicts(part)]
-    if not ipam.get("ranges"):
-        sets = [ipam] if ipam.get("subnet") else []
+    sets = [given for part in _list(ipam.get("ranges")) for given in dicts(part)] or [ipam]
     keys = ("subnet", "rangeStart", "rangeEnd", "gateway")
     return [_Range(*(given.get(key) for key in keys)) for given in sets]
 
@@ -367,32 +395,17 @@ def _list(value) -> list:
 
 
 def ranges_of(config: dict) -> list[tuple]:
-    """(network, first, last) of every range that a configuration's IPAM may assign."""
-    ipam = config.get("ipam") or {}
-    ranges = [_range(given.subnet, given.start, given.end) for given in _given_ranges(ipam)]
-    if ipam.get("type") == "nv-ipam":
-        ranges = [_range(config.get(_SUBNET), None, None)]
-    elif ipam.get("type") == "static":
-        addresses = [given.get("address") for given in dicts(ipam.get("addresses"))]
-        ranges = [_range(address, *[str(address).partition("/")[0]] * 2) for address in addresses]
-    return [item for item in ranges if item]
+    """(network, first, last) of every range that a configuration's IPAM may assign, if it can be read."""
+    return [pool[:3] for pool in _pools_of(config)]
 
 
-def _range(subnet, start, end):
-    """None if it is not a range: the address check reports it, as does the plugin when a pod starts."""
-    if not isinstance(subnet, str) or not all(isinstance(address or "", str) for address in (start, end)):
-        return None
-    try:
-        network = ipaddress.ip_network(subnet, strict=False)
-        first = ipaddress.ip_address(start) if start else network.network_address
-        last = ipaddress.ip_address(end) if end else network.broadcast_address
-    except (ValueError, TypeError):
-        return None
-    return network, int(first), int(last)
+def _pools_of(config: dict, reserving=False) -> list[address_pool.Pool]:
+    kind = (config.get("ipam") or {}).get("type")
+    return [pool for given in _given_ranges(config) for pool in _readable(given, "", kind, [], reserving)]
 
 
 def _excluded(config: dict, address) -> bool:
-    excluded = [text for given in _given_ranges(config.get("ipam") or {}) for text in given.exclude]
+    excluded = [text for given in _given_ranges(config) for text in given.exclude]
     return any(address.version == network.version and address in network for network in _networks(excluded))
 
 
@@ -430,7 +443,12 @@ def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict):
 
 def _routes(obj: str, config: dict, network, node: dict):
     """Routes of the host into the subnet through an interface other than the attachment's."""
-    for route in node["routes"]:
+    connected = [
+        {"destination": address, "netdev": name}
+        for name, netdev in node["netdevs"].items()
+        for address in _list(netdev["addresses"])
+    ]
+    for route in [*node["routes"], *connected]:
         destination = _networks([route["destination"]])
         if not destination or destination[0].prefixlen == 0 or not _overlap(network, destination[0]):
             continue
@@ -455,20 +473,31 @@ def _held(obj: str, config: dict, span: tuple, node: dict):
         yield Finding(obj, "addresses that no host has", seen, step, "nad:host-address")
 
 
-def _default_route(network: dict, obj: str, config: dict) -> list[Finding]:
-    """A second default route, which diverts the pod's own traffic; sbr keeps it in a separate table."""
-    if any(plugin.get("type") == "sbr" for plugin in config[_CHAIN]):
-        return []
+def _pod_routes(network: dict, obj: str, config: dict, cluster: dict):
+    """Routes that divert the pod's own traffic, which sbr keeps in a separate table; and those without a way out."""
     specs = [network["pools"][key] for key in pool_keys(config) if key in (network.get("pools") or {})]
     routes = [route for given in (config.get("ipam") or {}, *specs) for route in dicts(given.get("routes"))]
+    subnets = [item[0] for item in ranges_of(config)]
+    step = "correct it: the pod reaches a gateway only in a subnet of its own"
+    for gateway in _networks([route["gw"] for route in routes if route.get("gw")]) if subnets else ():
+        if not any(_overlap(gateway, subnet) for subnet in subnets):
+            wanted, seen = f"a gateway in {core_text.listing(map(str, subnets))}", str(gateway.network_address)
+            yield Finding(obj, wanted, f"a route through {seen}", step, "nad:route-gateway")
+    if any(plugin.get("type") == "sbr" for plugin in config[_CHAIN]):
+        return
     seen = [str(route.get("dst")) for route in routes if _is_default(route.get("dst"))]
     seen += ["defaultGateway of the pool"] * any(spec.get("defaultGateway") is True for spec in specs)
     seen += ["isDefaultGateway"] * any(plugin.get("isDefaultGateway") is True for plugin in config[_CHAIN])
-    if not seen:
-        return []
     step = "remove it: the pod network has the default route; or put the plugin sbr after it, which keeps it apart"
-    text = f"a second default route: {core_text.listing(seen)}"
-    return [Finding(obj, "no default route besides that of the pod network", text, step, "nad:default-route-pod")]
+    if seen:
+        text = f"a second default route: {core_text.listing(seen)}"
+        yield Finding(obj, "no default route besides that of the pod network", text, step, "nad:default-route-pod")
+    own = _networks([*(cluster.get("pod_cidrs") or ()), *(cluster.get("service_cidrs") or ())])
+    for destination in _networks([route.get("dst") for route in routes if not _is_default(route.get("dst"))]):
+        taken = core_text.listing(str(other) for other in own if _overlap(destination, other))
+        if taken:
+            seen, step = f"a route to {destination}, which has {taken}", "route only what the fabric has"
+            yield Finding(obj, "pods and services reached over eth0", seen, step, "nad:route-cluster")
 
 
 def _is_default(destination) -> bool:
@@ -486,35 +515,43 @@ def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: di
             step = f"create it, or correct poolName: k3s kubectl -n kube-system get {what.lower()}s.nv-ipam.nvidia.com"
             yield Finding(obj, f"{what} {name}", f"no {name}; there are {there}", step, "nad:pool-missing")
     numbers = {node["host"]: number for number, node in enumerate(nodes)}
-    for pool, chosen in pools_of(config, known or {}):
-        pods = cluster.get("pods_per_node") if pool.block else None
-        yield from address_pool.judge(obj, pool, {} if chosen else numbers, "nad", pods)
+    problems: list[str] = []
+    for given, size, chosen in _pool_options(config, known or {}):
+        for pool in _readable(given, size, (config.get("ipam") or {}).get("type"), problems):
+            pods = cluster.get("pods_per_node") if pool.block else None
+            yield from address_pool.judge(obj, pool, {} if chosen else numbers, "nad", pods)
+    step = "write networks as 192.0.2.0/24, addresses as 192.0.2.1"
+    for problem in problems:
+        yield Finding(obj, "addresses that the plugin can read", problem, step, "nad:address")
 
 
-def pools_of(config: dict, known: dict) -> list[tuple]:
-    """(Pool, whether it is for some nodes only) of each readable pool of whereabouts and nv-ipam.
+def _pool_options(config: dict, known: dict) -> list[tuple]:
+    """(range, block of a node, whether it is for some nodes only) of the pools of a network.
 
-    host-local has a separate range on each node, so only its gateway is checked.
+    A static address is each pod's; host-local has a separate range on each node, so only its gateway is checked.
     """
     ipam = config.get("ipam") or {}
-    slices, own = str(ipam.get("node_slice_size") or "").lstrip("/"), ipam.get("type") == "host-local"
-    pools = [(given, "" if own else slices, own) for given in _given_ranges(ipam)]
-    for key in pool_keys(config):
-        spec = known.get(key) or {}
+    slices, kind = str(ipam.get("node_slice_size") or "").lstrip("/"), ipam.get("type")
+    own = kind in ("host-local", "static")
+    pools = [(given, "" if own else slices, own) for given in _given_ranges(config) if kind != "nv-ipam"]
+    for spec in [known[key] for key in pool_keys(config) if key in known]:
         outside = [f"{span.get('startIP')}-{span.get('endIP')}" for span in dicts(spec.get("exclusions"))]
         given = _Range(spec.get("subnet") or spec.get("cidr"), None, None, spec.get("gateway"), outside)
         size = spec.get("perNodeBlockSize") or str(spec.get("perNodeNetworkPrefix") or "")
         pools.append((given, size, bool(spec.get("nodeSelector"))))
-    return [(pool, chosen) for given, size, chosen in pools for pool in _readable(given, size)]
+    return pools
 
 
-def _readable(given: _Range, size) -> list:
-    """A Pool; None for an invalid address, which the plugin reports itself. A size given as text is a prefix."""
+def _readable(given: _Range, size, kind, problems: list[str], reserving=False) -> list[address_pool.Pool]:
+    """A Pool; none for an invalid address, which is added to problems. A size given as text is a prefix."""
     try:
+        if kind == "host-local":
+            ipaddress.ip_network(str(given.subnet))
         prefix = int(size) if size and isinstance(size, str) else None
-        pool = address_pool.make(*given, whole=prefix is not None)
+        pool = address_pool.make(*given, whole=prefix is not None, reserving=reserving)
         return [pool._replace(block=2 ** (pool.network.max_prefixlen - prefix) if prefix else size or None)]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError) as error:
+        problems.append(str(error) if given.subnet else "no range or subnet")
         return []
 
 
@@ -533,8 +570,9 @@ def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[Findin
         return []
     size, what = network["block_size"], "block"
     for known, _obj, _host, config in parsed:
-        if known is network and (config.get("ipam") or {}).get("type") == "host-local":
-            there = _handed_out(config)
+        pools = _pools_of(config, reserving=True) if known is network else []
+        if pools and config["ipam"].get("type") == "host-local":
+            there = sum(pool.free(None) for pool in pools)
             size, what = (there, "range") if size is None or there < size else (size, what)
     if size is None or size >= expected:
         return []
@@ -543,47 +581,27 @@ def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[Findin
     return [Finding(obj, f"addresses for {expected} pods per node", seen, step, "nad:block-size")]
 
 
-def _handed_out(config: dict) -> int:
-    """How many addresses host-local can assign to pods: all but network, broadcast and gateway.
-
-    The gateway is the first address of the subnet if the configuration sets none.
-    """
-    ipam = config["ipam"]
-    given = [gateway.gateway for gateway in _given_ranges(ipam)]
-    total = 0
-    for network, first, last in ranges_of(config):
-        kept = set()
-        if network.version == 4 and network.prefixlen < 31:
-            kept = {int(network.network_address), int(network.broadcast_address)}
-            gateways = _networks([gateway for gateway in given if isinstance(gateway, str)])
-            kept |= {int(gateway.network_address) for gateway in gateways} or {int(network.network_address) + 1}
-        total += last - first + 1 - sum(first <= address <= last for address in kept)
-    return total
-
-
 def _among_each_other(parsed: list) -> list[Finding]:
     """Two networks of different names whose subnets overlap: the same addresses are tracked twice."""
-    findings, seen_pairs = [], set()
-    for position, (network, obj, _host, config) in enumerate(parsed):
-        for other, other_obj, _other_host, other_config in parsed[position + 1 :]:
-            pair = (obj, other_obj)
-            if network["name"] == other["name"] or pair in seen_pairs or _same_book(config, other_config):
-                continue
-            overlap = next(
-                (
-                    (mine[0], theirs[0])
-                    for mine in ranges_of(config)
-                    for theirs in ranges_of(other_config)
-                    if _overlap(mine[0], theirs[0])
-                ),
-                None,
-            )
-            if overlap:
-                seen_pairs.add(pair)
-                seen = f"{overlap[0]} overlaps with {overlap[1]} of {other_obj.partition(' ')[2]}"
-                step = "use separate subnets: a pod with both could not tell the links apart"
-                findings.append(Finding(obj, "a separate subnet", seen, step, "nad:overlap-nad"))
-    return findings
+    subnets = dict.fromkeys(
+        (obj, network["name"], span[0], _book(config))
+        for network, obj, _host, config in parsed
+        for span in ranges_of(config)
+    )
+    step = "use separate subnets: a pod with both could not tell the links apart"
+    return [
+        Finding(
+            obj, "a separate subnet", f"{mine} overlaps with {theirs} of {other.split()[1]}", step, "nad:overlap-nad"
+        )
+        for (obj, name, mine, book), (other, other_name, theirs, other_book) in itertools.combinations(subnets, 2)
+        if name != other_name and _overlap(mine, theirs) and not (book and book == other_book)
+    ]
+
+
+def _book(config: dict) -> str:
+    """The range that whereabouts tracks once for the whole cluster, so several networks may share it."""
+    ipam = config.get("ipam") or {}
+    return str(ipam.get("range") or "") if ipam.get("type") == "whereabouts" else ""
 
 
 def _same_name(parsed: list) -> list[Finding]:
@@ -603,12 +621,6 @@ def _same_name(parsed: list) -> list[Finding]:
     return findings
 
 
-def _same_book(config: dict, other: dict) -> bool:
-    """whereabouts tracks a range once for the whole cluster, so several networks may share it."""
-    mine, theirs = config.get("ipam") or {}, other.get("ipam") or {}
-    return mine.get("type") == theirs.get("type") == "whereabouts" and mine.get("range") == theirs.get("range")
-
-
 def _same_block(parsed: list):
     """Two nodes whose files assign the same addresses of one network."""
     by_name: dict[str, dict] = {}
@@ -616,17 +628,14 @@ def _same_block(parsed: list):
         if not network["per_node"] or (config.get("ipam") or {}).get("type") != "host-local":
             continue
         for other_host, other_ranges in by_name.setdefault(obj, {}).items():
-            clash = next(
-                (
-                    max(first, other_first)
-                    for net, first, last in ranges_of(config)
-                    for other_net, other_first, other_last in other_ranges
-                    if net.version == other_net.version and first <= other_last and other_first <= last
-                ),
-                None,
-            )
-            if clash is not None:
-                seen = f"{other_host} and {host} both hand out {ipaddress.ip_address(clash)}"
+            clashes = [
+                max(first, other_first)
+                for net, first, last in ranges_of(config)
+                for other_net, other_first, other_last in other_ranges
+                if net.version == other_net.version and first <= other_last and other_first <= last
+            ]
+            if clashes:
+                seen = f"{other_host} and {host} both hand out {ipaddress.ip_address(clashes[0])}"
                 step = "run the role networks: it numbers the blocks; or set networks_node_number for these hosts"
                 yield Finding(obj, "a separate block for each node", seen, step, "nad:block-clash")
         by_name[obj][host] = ranges_of(config)

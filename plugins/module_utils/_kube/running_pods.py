@@ -18,35 +18,61 @@ UNRECOVERABLE = (
     "CreateContainerError",
     "RunContainerError",
 )
+# Events that only repeat the state of a container.
+_ECHOES = ("BackOff: ", "Failed: Error: ImagePullBackOff", "Failed: Error: ErrImagePull")
+_UNSCHEDULED = ("Unschedulable", "SchedulingGated", "SchedulerError")
+# How a program ends that has started.
+_ENDS = (None, "Error", "Completed")
 
 
 def state(item: dict, events: list[dict]) -> dict:
-    status, name = item.get("status") or {}, item["metadata"]["name"]
+    """Phase, readiness, and all reasons from Kubernetes, the latest last."""
+    status = item.get("status") or {}
     reasons = [
         f"{condition.get('reason')}: {condition.get('message')}"
         for condition in status.get("conditions") or []
-        if condition["status"] != "True" and condition.get("reason") == "Unschedulable"
+        if condition["status"] != "True" and condition.get("reason") in _UNSCHEDULED
     ]
     if status.get("reason"):
         reasons.append(f"{status['reason']}: {status.get('message') or ''}")
-    for container in status.get("containerStatuses") or []:
-        for kind in ("waiting", "terminated"):
-            why = (container.get("state") or {}).get(kind)
+    ended = ""
+    containers = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    for container in [one for one in containers if not one.get("ready")]:
+        now, last = container.get("state") or {}, (container.get("lastState") or {}).get("terminated") or {}
+        ended = max(ended, (last.get("finishedAt") or "")[:19])
+        for why in (now.get("waiting"), now.get("terminated"), last if last.get("reason") not in _ENDS else None):
             if why and why.get("reason") not in ("ContainerCreating", "PodInitializing"):
                 reasons.append(f"{why.get('reason')}: {why.get('message') or ''}".rstrip(": "))
-    warned = [
-        f"{event.get('reason')}: {event.get('message')}"
-        for event in events
-        if event.get("type") == "Warning" and (event.get("involvedObject") or {}).get("name") == name
-    ]
     return {
         "phase": status.get("phase") or "Unknown",
         "ready": conditions(item).get("Ready") == "True",
-        "reasons": list(dict.fromkeys(reasons + warned[-2:])),
+        "reasons": list(dict.fromkeys(reasons + _warnings(item, events, ended))),
         "status": ((item["metadata"].get("annotations") or {}).get(kube_pods.STATUS)),
         "ip": status.get("podIP"),
         "node": item["spec"].get("nodeName"),
     }
+
+
+def _warnings(item: dict, events: list[dict], ended: str) -> list[str]:
+    """The last warnings about a pod, one of each reason; those from before a container last ended are over."""
+    uid, texts = item["metadata"].get("uid"), {}
+    for event in sorted(events, key=_time):
+        about = event.get("involvedObject") or {}
+        text = f"{event.get('reason')}: {event.get('message')}"
+        if event.get("type") != "Warning" or text.startswith(_ECHOES) or "" < _time(event) < ended:
+            continue
+        # An earlier pod of the same name has another UID.
+        same = about.get("kind", "Pod") == "Pod" and (not uid or about.get("uid", uid) == uid)
+        if same and about.get("name") == item["metadata"]["name"]:
+            texts.pop(event.get("reason"), None)
+            texts[event.get("reason")] = text
+    return list(texts.values())[-3:]
+
+
+def _time(event: dict) -> str:
+    """When it was last seen, to the second: several forms are in use."""
+    last = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp")
+    return (last or event.get("eventTime") or "")[:19]
 
 
 def unrecoverable(pod: dict) -> bool:

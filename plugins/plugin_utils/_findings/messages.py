@@ -30,7 +30,7 @@ MESSAGES = tuple(
     for texts, cause, fix, _source in one["says"]
     for text in texts
 )
-_LOOK = {one["component"].lower(): one["look"] for one in DOCUMENT["messages"]}
+_LOOK = {one["component"].lower(): one["look"] for one in DOCUMENT["messages"] if "look" in one}
 
 
 def explain(reason: str) -> list[Message]:
@@ -42,8 +42,10 @@ def explain(reason: str) -> list[Message]:
     spans = [(*found.span(), one) for one in MESSAGES if (found := one.pattern.search(reason))]
     own = [span for span in spans if not any(_hides(other, span) for other in spans)]
     ordered = [one for _start, _end, one in sorted(own, key=lambda span: span[:2])]
-    several = [one for one in ordered if one.component == "scheduler"]
-    return several or ordered[-1:]
+    if ordered and ordered[0].component == "scheduler":
+        return [one for one in ordered if one.component == "scheduler"]
+    # The kubelet repeats the scheduler's words when it refuses a pod itself.
+    return [one for one in ordered if one.component != "scheduler"][-1:]
 
 
 def _hides(other: tuple, span: tuple) -> bool:
@@ -58,6 +60,7 @@ def next_step(reasons: list[str], otherwise: str = UNKNOWN) -> str:
         told = [f"{one.component}: {one.cause}; {one.fix}" for one in explain(reason)]
         if told:
             return " | ".join(dict.fromkeys(told))
-    named = [name for name in _PLUGIN.findall(" ".join(reasons)) if name not in _CALLERS]
-    look = _LOOK.get(named[-1].lower()) if named else None
-    return f"{otherwise}; {named[-1]} said it: {look}" if look else otherwise
+    named = _PLUGIN.findall(" ".join(reasons))
+    name = next((name for name in reversed(named) if name not in _CALLERS), "Multus") if named else ""
+    look = _LOOK.get(name.lower())
+    return f"{otherwise}; {name} said it: {look}" if look else otherwise

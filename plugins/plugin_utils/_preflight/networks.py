@@ -221,17 +221,10 @@ def _addresses(item: dict):
 
 
 def pool_of(item: dict, size: int | None = None, taken=()) -> address_pool.Pool:
-    """The addresses of an attachment. taken: those that hosts hold.
-
-    Without a gateway set, host-local reserves the first address for it.
-    """
+    """The addresses of an attachment. taken: those that hosts hold."""
     outside = [str(one) for one in [*(item.get("exclude") or []), *taken]]
     given = (item["subnet"], item.get("range_start"), item.get("range_end"), item.get("gateway"), outside, size)
-    pool = address_pool.make(*given)
-    network = pool.network
-    if item.get("ipam") == "host-local" and not item.get("gateway") and network.version == 4 and network.prefixlen < 31:
-        pool = pool._replace(first=max(pool.first, int(network.network_address) + 2))
-    return pool
+    return address_pool.make(*given, reserving=item.get("ipam") == "host-local")
 
 
 def node_ranges(item: dict, size: int, index: int, taken=()) -> list[tuple[str, str]]:
@@ -250,7 +243,8 @@ def _ipam(item: dict, ranges=None, taken=()) -> dict:
         return {}
     gateway = {"gateway": item["gateway"]} if item.get("gateway") else {}
     if kind == "host-local":
-        made = [{"subnet": item["subnet"], "rangeStart": low, "rangeEnd": high, **gateway} for low, high in ranges]
+        subnet = str(netaddr.IPNetwork(item["subnet"]).cidr)
+        made = [{"subnet": subnet, "rangeStart": low, "rangeEnd": high, **gateway} for low, high in ranges]
         return {"type": "host-local", "ranges": [made]}
     if kind == "static":
         addresses = [{"address": address, **gateway} for address in item.get("addresses") or []]

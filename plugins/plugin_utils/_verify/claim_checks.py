@@ -10,8 +10,6 @@ from .._findings import messages
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 
 NOTHING: dict = {"classes": [], "devices": [], "claims": []}
-# The scheduler's message about claims.
-CANNOT = "cannot allocate all claims"
 _PLUGIN = "see the plugin's log on the node: journalctl -u rdma-device-plugin, or its pod in kube-system"
 _LOOK = "compare the claim's requests with k3s kubectl get resourceslices -o yaml"
 
@@ -97,7 +95,7 @@ def _unallocated(pod: dict, state: dict | None, cluster: dict, unmet: dict) -> d
         seen = f"all {len(gpus)} GPUs of {pod['node']} are claimed"
         return {**unmet, "status": NOT_VERIFIED, "seen": seen, "next_step": "run playbooks/verify.yml when one is free"}
     ours = {hca["attributes"].get(PCIE_ROOT) for hca in dra.ours(cluster, pod["node"])}
-    if CANNOT in " ".join(reasons) and not {gpu["attributes"][PCIE_ROOT] for gpu in free} & ours:
+    if "cannot allocate all claims" in " ".join(reasons) and not {gpu["attributes"][PCIE_ROOT] for gpu in free} & ours:
         roots = core_text.listing(sorted(f"{gpu['name']} at {gpu['attributes'][PCIE_ROOT]}" for gpu in free))
         unmet["seen"] = (
             f"no HCA at the root of a free GPU: {roots}; HCAs at {core_text.listing(sorted(map(str, ours)))}"

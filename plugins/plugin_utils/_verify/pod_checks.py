@@ -26,8 +26,6 @@ _DRIVERS = {"macvlan": ("macvlan",), "ipvlan": ("ipvlan",), "ipoib": ("ib_ipoib"
 _AGAIN = (
     "see that the API server answers (systemctl status k3s on the first server), and run playbooks/verify.yml again"
 )
-_DEFAULT = ("default", "0.0.0.0/0")
-_CHAR_PREFIXES = ("uverbs", "umad", "issm", "rdma_cm")
 
 
 def cluster_checks(seen: Cluster, drivers: dict, check_mode: bool) -> list[tuple[str, dict]]:
@@ -338,7 +336,7 @@ def _user(pod: dict, answer: dict) -> dict:
 
 
 def _default_netdevs(answer: dict) -> list[str]:
-    return [route["netdev"] for route in answer["routes"] if route["destination"] in _DEFAULT]
+    return [route["netdev"] for route in answer["routes"] if route["destination"] in ("default", "0.0.0.0/0")]
 
 
 def _default_route(pod: dict, answer: dict) -> dict:
@@ -450,7 +448,7 @@ def _devices(pod: dict, answer: dict) -> dict:
         wanted = "uverbsN and rdma_cm, and only RDMA devices"
         missing = [] if any(name.startswith("uverbs") for name in there) else ["uverbsN"]
         missing += [] if "rdma_cm" in there else ["rdma_cm"]
-        extra = [name for name in there if not name.startswith(_CHAR_PREFIXES)]
+        extra = [name for name in there if not name.startswith(("uverbs", "umad", "issm", "rdma_cm"))]
     else:
         wanted = f"/dev/infiniband with {core_text.listing(sorted(expected))} and no others"
         missing = sorted(expected - there)

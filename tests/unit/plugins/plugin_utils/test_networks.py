@@ -128,10 +128,8 @@ def test_a_limited_run_and_a_node_more_leave_the_blocks_where_they_are(plan):
 
 @pytest.mark.parametrize(("ipam", "given", "ids"), [
     ("nv-ipam", {"exclude": ["198.51.100.0/25", "198.51.100.128/26"]}, ["networks:blocks"]),
-    ("nv-ipam", {"per_node_block_size": 200}, ["networks:blocks"]),
     ("nv-ipam", {"exclude": ["198.51.100.128/25"]}, []),
     ("whereabouts", {"exclude": ["198.51.100.0/25", "198.51.100.128/25"]}, ["networks:blocks"]),
-    ("whereabouts", {"gateway": "198.51.101.1"}, ["networks:outside"]),
     ("whereabouts", {"exclude": ["198.51.100.0/25", "198.51.100.128/26"]}, []),
 ])  # fmt: skip
 def test_what_an_ipam_cannot_hand_out_is_refused(plan, ipam, given, ids):

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl, pod_probe, pods
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl, pod_probe, pods, running_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
@@ -375,9 +375,6 @@ def waiting(reason):
 
 
 NO_GID = {"answer": replaced("ffff:0a38:0002", "ffff:0a00:0001"), "hosts": [host(1, [rail(kind="software")])]}
-NO_PLUGIN = 'FailedCreatePodSandBox: failed to find plugin "loopback" in path [/a]'
-NO_NETDEV = "FailedCreatePodSandBox: no net directory under pci device 1"
-NO_ADDRESS = "FailedCreatePodSandBox: no IP addresses available in range set"
 TAINT = "Unschedulable: 1 node(s) had untolerated taint {rdma.gpufabric.io/not-ready: }"
 NOT_DEFAULT = status().replace('"default": true', '"default": false')
 
@@ -398,10 +395,6 @@ NOT_DEFAULT = status().replace('"default": true', '"default": false')
     (noted(status(network="other")), "network-status", "failed", "net1 is"),
     (waiting("Unschedulable: 0/2 nodes: 2 Insufficient rdma/rail0."), "running", "failed", "allocatable"),
     (waiting(TAINT), "running", "failed", "startup taint"),
-    (waiting(NO_PLUGIN), "running", "failed", "cni_plugins"),
-    (waiting(NO_NETDEV), "running", "failed", "resourceName"),
-    (waiting("FailedCreatePodSandBox: dial unix /run/multus/multus.sock: connect"), "running", "failed", "Multus"),
-    (waiting(NO_ADDRESS), "running", "failed", "per_node_block_size"),
     (waiting("something new"), "running", "failed", "describe pod"),
     # These say nothing about RDMA.
     (waiting("ErrImagePull: failed to pull"), "running", "not_verified", "verification_image"),
@@ -416,6 +409,28 @@ def test_what_a_pod_lacks_or_waits_for_is_said_with_what_to_do(given, check, sta
     assert (item["status"], words in f"{item['seen']} {item['next_step']}") == (status, True)
     assert status == "not_verified" or failed(found) == [f"pod:workload:{check}"]
     assert check != "running" or (len(found), given["state"]["reasons"][0] in item["seen"]) == (1, True)
+
+
+def event(text, second, **about):
+    seen = {"lastTimestamp": f"2026-11-28T07:00:0{second}Z", "involvedObject": {"name": "p", **about}}
+    return {"type": "Warning", "reason": text[:1], "message": text, **seen}
+
+
+def again(**last):
+    container = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": last}}
+    return {"initContainerStatuses": [container]}
+
+
+@pytest.mark.parametrize(("status", "events", "reasons"), [
+    ({}, [event("ax", 3), event("by", 2), event("az", 1)], ["b: by", "a: ax"]),
+    ({}, [event("a", 1), event("b", 2, uid="an earlier pod"), event("c", 3, kind="ReplicaSet")], ["a: a"]),
+    ({"conditions": [{"type": "X", "status": "False", "reason": "SchedulingGated"}]}, [], ["SchedulingGated: None"]),
+    (again(reason="OOMKilled"), [], ["CrashLoopBackOff", "OOMKilled"]),
+    (again(reason="Error", finishedAt="2026-11-28T07:00:05Z"), [event("a", 4)], ["CrashLoopBackOff"]),
+])  # fmt: skip
+def test_the_last_reason_is_what_holds_the_pod_now(status, events, reasons):
+    pod = {"metadata": {"name": "p", "uid": "u"}, "spec": {}, "status": status}
+    assert running_pods.state(pod, events)["reasons"] == reasons
 
 
 def test_a_node_whose_sandboxes_image_is_unknown_is_left_out_with_the_reason():
