@@ -28,9 +28,9 @@ Common problems of such clusters and what the collection does about them. Code a
 
 
 def entry(failure: Failure) -> str:
-    facts = {"what you see": failure.sign, "cause": failure.cause, "look at": failure.evidence, "fix": failure.fix}
-    lines = [f"- **{name}**: {text}" for name, text in facts.items()]
-    return "\n".join([f"## {failure.id}", "", f"{failure.title[0].upper()}{failure.title[1:]}.", "", *lines, ""])
+    shown = {"problem": failure.title, "what you see": failure.sign, "cause": failure.cause}
+    shown.update({"look at": failure.evidence, "fix": failure.fix})
+    return "\n".join([f"## {failure.id}", "", *(f"- **{name}**: {text}" for name, text in shown.items()), ""])
 
 
 def chapter(title: str, pitfalls: list[list[str]]) -> str:
@@ -41,7 +41,7 @@ def chapter(title: str, pitfalls: list[list[str]]) -> str:
 
 def messages(one: dict) -> str:
     cells = [("<br>".join(f"`{text}`" for text in texts), cause, fix) for texts, cause, fix, _source in one["says"]]
-    lines = [f"### {one['component']}", "", f"From {one['read']}.", "", "| text | cause | fix |", "|---|---|---|"]
+    lines = [f"### {one['component']}, from {one['read']}", "", "| text | cause | fix |", "|---|---|---|"]
     return "\n".join(
         [*lines, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells), ""]
     )
