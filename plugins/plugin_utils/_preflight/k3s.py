@@ -662,9 +662,7 @@ def _skew(decisions: dict, elsewhere: dict, report) -> None:
 
 
 def upgrade(decisions: dict) -> list[dict]:
-    """Problems of an upgrade to the bundle's version: no k3s, a downgrade, a skipped minor, an agent newer than its
-    servers.
-    """
+    """Problems of an upgrade: no k3s, a downgrade, a skipped minor, an agent newer than its servers."""
     found = []
     servers = [decided for decided in decisions.values() if decided["role"] == "server"]
     for decided in decisions.values():

@@ -410,8 +410,10 @@ def _network_node(node: dict, known: list[str]) -> dict:
 
 
 def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
-    _rules("device_plugin", nodes, run, made)
     configs = {node["host"]: _plugin_config(node) for node in nodes}
+    # A server without HCAs needs no plugin, but some node does.
+    able = [node for node in nodes if configs[node["host"]]["config"] or node["variables"]["discovery_hca_required"]]
+    _rules("device_plugin", able if able or len(nodes) < len(run.nodes) else nodes, run, made)
     mine = next((one for one in configs.values() if one["config"]), configs[nodes[0]["host"]])
     serving = [node for node in nodes if node["variables"]["device_plugin_api"] != config.PLUGIN]
     serving = [node for node in serving if configs[node["host"]]["config"]]

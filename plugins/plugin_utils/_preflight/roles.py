@@ -35,9 +35,7 @@ def _cni_plugins(values: dict, _facts: dict | None, _groups: dict) -> list[Findi
 
 def _device_plugin(values: dict, facts: dict | None, groups: dict) -> list[Finding]:
     found = []
-    # A server without HCAs needs no plugin.
-    needs = values["device_plugin_resources"] == config.RAILS and values["discovery_hca_required"]
-    if needs and not (facts or {}).get("rails"):
+    if values["device_plugin_resources"] == config.RAILS and not (facts or {}).get("rails"):
         wanted, step = "one rail or more in the node's facts", "list the resources, or set discovery_rails"
         found.append(Finding("variable device_plugin_resources", wanted, "none", step))
     server = values["device_plugin_server"] or next(iter(groups.get("k3s_servers") or []), "")

@@ -602,6 +602,9 @@ def test_a_server_without_hcas_has_no_plugin_and_the_cluster_takes_its_config_fr
     assert decided["hosts"]["a"]["device_plugin"]["config"] == ""
     assert ("dra" in decided["hosts"]["a"], "dra" in decided["hosts"]["b"]) == (False, True)
     assert decided["device_plugin"]["config"] == decided["hosts"]["b"]["device_plugin"]["config"] != ""
+    assert where(planned([head], "device_plugin", hosts=["a"])) == set()
+    none = where(planned([head, {**head, "host": "b"}], "device_plugin"))
+    assert {("device_plugin", name, "variable device_plugin_resources") for name in ("a", "b")} <= none
 
 
 def nad(name, resource):
