@@ -612,7 +612,7 @@ def incomparable(decisions: dict) -> list[dict]:
     return [
         row
         for host, decided in decisions.items()
-        for item in decided["files"]
+        for item in [*decided["files"], *decided["packages"]]
         if "url" not in item
         for row in at(host, [Finding(item["dest"], f"sha256 {item['sha256']}", "another or no file", step)])
     ]
