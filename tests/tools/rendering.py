@@ -40,7 +40,7 @@ GIVEN = {
     ),
     "__node_ready_node": {"contents": {"/proc/sys/kernel/hostname": ""}},
     "__device_plugin_mine": {"links_up": True, "config": {}},
-    "__device_plugin_dra": {"name": ""},
+    "__device_plugin_node": "",
     "__k3s_mine": {"name": "node1"},
     "shared": {"interface": "eth1", "node_ip": "192.0.2.1", "address": "192.0.2.9", "peers": ["192.0.2.2"]},
     "__discovery_planned": {"hosts": {"node1": {"name": ""}, "node2": {"name": ""}}},

@@ -16,7 +16,7 @@ _ENTRIES = "/boot/loader/entries"
 _MENU = re.compile(r"""(menuentry|submenu)\s+(?:'([^']*)'|"([^"]*)")(.*)\{$""")
 _ID = re.compile(r"""(?:\$menuentry_id_option|--id)\s+['"]?([^'"\s{]+)""")
 _DEFAULT = re.compile(r'^\s*set default="([^"]*)"', re.MULTILINE)
-# (directory, name of an image, generator's name, its paths)
+# (generator, its paths)
 _GENERATORS = (
     ("update-initramfs", ("/usr/sbin/update-initramfs", "/sbin/update-initramfs")),
     ("dracut", ("/usr/bin/dracut", "/usr/sbin/dracut", "/sbin/dracut")),

@@ -414,9 +414,9 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
     # A server without HCAs needs no plugin, but some node does.
     able = [node for node in nodes if configs[node["host"]]["config"] or node["variables"]["discovery_hca_required"]]
     _rules("device_plugin", able if able or len(nodes) < len(run.nodes) else nodes, run, made)
-    mine = next((one for one in configs.values() if one["config"]), configs[nodes[0]["host"]])
-    serving = [node for node in nodes if node["variables"]["device_plugin_api"] != config.PLUGIN]
-    serving = [node for node in serving if configs[node["host"]]["config"]]
+    served = [node for node in nodes if configs[node["host"]]["config"]]
+    mine = configs[(served or nodes)[0]["host"]]
+    serving = [node for node in served if node["variables"]["device_plugin_api"] != config.PLUGIN]
     _names(serving, run, made)
     for node in serving:
         name = name_of(node)
@@ -429,7 +429,7 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
         made["hosts"][node["host"]]["device_plugin"] = {**configs[node["host"]], "wheel_dir": wheels}
         if node["variables"]["device_plugin_mode"] == "systemd" and not wheels and own.get("ensurepip") is False:
             _add(made, "device_plugin", at(node["host"], [plugin_plan.without_ensurepip(own["python"])]))
-    made["device_plugin"] = {**_plugin_of_cluster(nodes, serving, run, mine), "config": mine["config"]}
+    made["device_plugin"] = _plugin_of_cluster(nodes, serving, run, mine)
 
 
 def _plugin_config(node: dict) -> dict:
@@ -445,7 +445,7 @@ def _plugin_config(node: dict) -> dict:
 
 
 def _plugin_of_cluster(nodes: list[dict], serving: list[dict], run: Run, mine: dict) -> dict:
-    """objects of the DaemonSet and of DRA, and the namespace of their accounts. mine: config of the first with any."""
+    """objects of the DaemonSet and of DRA, the namespace of their accounts, and the config of mine."""
     typed = nodes[0]["variables"]
     in_pods, made = typed["device_plugin_mode"] == "daemonset", []
     if in_pods:
@@ -459,7 +459,7 @@ def _plugin_of_cluster(nodes: list[dict], serving: list[dict], run: Run, mine: d
         "extended_resources": typed["device_plugin_extended_resources"],
     }
     made += plugin_dra.objects([{"name": name_of(node), "rails": _over_dra(node)} for node in serving], of_dra)
-    return {"objects": made, "namespace": of_dra["namespace"]}
+    return {"objects": made, "namespace": of_dra["namespace"], "config": mine["config"]}
 
 
 def first_pod(configured: str, objects: list[dict], image: str) -> dict | None:

@@ -68,7 +68,7 @@ def test_every_text_that_a_task_writes_is_one_of_those():
     # JSON from a filter has its quotes.
     found = {text for text in found if not re.search(r"\| to_(nice_)?json }}(\\n)?\"$", text)}
     assert found == {
-        "\"{{ __device_plugin_tokens['tokens']['rdma-device-plugin-' ~ __device_plugin_dra['name']] }}\"",
+        "\"{{ __device_plugin_tokens['tokens']['rdma-device-plugin-' ~ __device_plugin_node] }}\"",
         "\"{{ __node_ready_tokens['tokens']['node-ready-' ~ __node_ready_name] }}\"",
         "\"{{ item['text'] }}\"",
     }
