@@ -5,8 +5,12 @@ The nodes are systemd under nspawn with captured machines as their /sys; running
 Next to each run, in the same minute, a play makes as many calls of a module that does nothing. Each run opens new
 connections. Processor time and memory are those of the controller's processes: the command, all its descendants
 and the connections that ssh keeps. Seconds are not a fleet's: nodes and controller share this machine's processors.
+
+Then the second run of host and cluster layers, without verify, as an installed user has it: no settings, no checkout's
+ansible.cfg. These nodes are folders, and their modules' processor time is left out.
 """
 
+import collections
 import contextlib
 import ctypes
 import json
@@ -19,7 +23,8 @@ import sys
 import tempfile
 import time
 
-from ansible_collections.gpufabric.rdma.tests.tools import running
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, running, tree
+from ansible_collections.gpufabric.rdma.tests.unit.playbooks import test_cluster
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 NODES = CHECKOUT / "lab/nspawnctl"
@@ -107,6 +112,49 @@ def measured(command, folder: pathlib.Path) -> tuple[dict[str, float], int]:
     return figures, max(host["remote_calls"] for host in hosts)
 
 
+class Rack(test_cluster.Cluster):
+    """As many folders of one captured machine, each with its address."""
+
+    def __init__(self, folder: pathlib.Path, count: int) -> None:
+        super().__init__(folder)
+        for number in range(3, count + 1):
+            name, address = f"node{number}", f"198.18.0.{100 + number}"
+            root = tree.lay_out(tree.load("lab-rxe-debian12"), folder / name)
+            (root / "proc/sys/kernel/hostname").write_text(f"{name}\n")
+            seams, stamp = root / ".seams.json", root / test_cluster.plan.STAMP.lstrip("/")
+            seams.write_text(seams.read_text().replace("198.18.0.15", address))
+            stamp.parent.mkdir(parents=True)
+            stamp.write_bytes((self.nodes["node1"] / test_cluster.plan.STAMP.lstrip("/")).read_bytes())
+            self.hosts[name] = {"discovery_root": str(root), "k3s_node_ip": address}
+        self.hosts = dict(list(self.hosts.items())[:count])
+        self.write()
+
+
+def cluster(count: int) -> dict:
+    """The converged run of both layers: processor seconds; results and remote calls of the server and of an agent."""
+    with tempfile.TemporaryDirectory(prefix="scale", dir="/dev/shm") as name:
+        folder = pathlib.Path(name)
+        Rack(folder, count)
+        environment = {
+            "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
+            "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "CUT_OFF_STEPS": str(folder / "steps"),
+        }
+        words = ("-i", str(folder / "hosts.json"), "gpufabric.rdma.site", "--skip-tags", "verify")
+        command = ["ansible-playbook", *words, "-e", "report_written=false"]
+        spent(command, {**running.environment(folder), **environment})
+        (folder / "steps").unlink()
+        figures = spent(command, {**running.environment(folder), **environment})
+        hosts, steps = running.written(folder), (folder / "steps").read_text().splitlines()
+    if changed := [host for host, record in hosts.items() if record["changed"]]:
+        sys.exit(f"second run: wanted no change, seen changes on {', '.join(changed)}")
+    results = collections.Counter(json.loads(step)["host"] for step in steps)
+    of_hosts = {host: (results[host], hosts[host]["remote_calls"]) for host in ("node1", "node2") if host in hosts}
+    print(f"{count:3} nodes of a cluster: {figures['processor']:.2f} s of processor, results and calls: {of_hosts}")
+    return {"nodes": count, **figures}
+
+
 def nothing(calls: int, folder: pathlib.Path) -> pathlib.Path:
     """A play with as many calls that do nothing."""
     path = folder / f"nothing-{calls}.yml"
@@ -162,6 +210,10 @@ def main(sizes: list[int]) -> int:
         sys.exit("scale: the kernel refuses to let this process adopt what a command leaves behind (prctl)")
     try:
         table([row for count in sizes for row in size(count)])
+        rows = [cluster(count) for count in sizes]
+        if len(rows) > 1:
+            columns = ([row[what] for row in rows] for what in ("nodes", "processor"))
+            print(f"each further node of a cluster: {statistics.linear_regression(*columns).slope:.2f} processor")
     finally:
         subprocess.run([NODES, "down"], check=False, capture_output=True)
     return 0
