@@ -154,6 +154,7 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding
     findings += _among_each_other(parsed)
     findings += _same_name(parsed)
     findings += _same_block(parsed)
+    findings += _same_interface(parsed, nodes)
     # A configuration that is the same on every node is reported once, not once per node.
     return list(dict.fromkeys(findings))
 
@@ -219,6 +220,9 @@ def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[Find
         if kind in ("sriov", "ib-sriov"):
             step = "add the annotation k8s.v1.cni.cncf.io/resourceName with a resource of the SR-IOV device plugin"
             return [Finding(obj, f"a resource that provides VFs for {kind}", "none", step, "nad:resource-missing")]
+        if kind == "host-device" and not any(map(config.get, ("device", "hwaddr", "kernelpath", "pciBusID"))):
+            step = "add device or pciBusID, or the annotation k8s.v1.cni.cncf.io/resourceName"
+            return [Finding(obj, "the interface to move into the pod", "none", step, "nad:resource-missing")]
         return []
     if kind in _BY_DEVICE and shared is not None and resource in shared:
         step = "omit resourceName (pods request the resource themselves), or use one of the SR-IOV device plugin"
@@ -514,9 +518,12 @@ def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: di
             there = core_text.listing(sorted(other for sort, other in known if sort == kind)) or "none"
             step = f"create it, or correct poolName: k3s kubectl -n kube-system get {what.lower()}s.nv-ipam.nvidia.com"
             yield Finding(obj, f"{what} {name}", f"no {name}; there are {there}", step, "nad:pool-missing")
+    if len(pool_keys(config)) > 2:
+        step = "name one pool, or two: for IPv4 and IPv6"
+        yield Finding(obj, "at most two pools", f"poolName {config['ipam'].get('poolName')}", step, "nad:pools")
     numbers = {node["host"]: number for number, node in enumerate(nodes)}
     problems: list[str] = []
-    for given, size, chosen in _pool_options(config, known or {}):
+    for given, size, chosen in _pool_options(config, known or {}, len(nodes), problems):
         for pool in _readable(given, size, (config.get("ipam") or {}).get("type"), problems):
             pods = cluster.get("pods_per_node") if pool.block else None
             yield from address_pool.judge(obj, pool, {} if chosen else numbers, "nad", pods)
@@ -525,7 +532,7 @@ def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: di
         yield Finding(obj, "addresses that the plugin can read", problem, step, "nad:address")
 
 
-def _pool_options(config: dict, known: dict) -> list[tuple]:
+def _pool_options(config: dict, known: dict, count: int, problems: list[str]) -> list[tuple]:
     """(range, block of a node, whether it is for some nodes only) of the pools of a network.
 
     A static address is each pod's; host-local has a separate range on each node, so only its gateway is checked.
@@ -536,10 +543,26 @@ def _pool_options(config: dict, known: dict) -> list[tuple]:
     pools = [(given, "" if own else slices, own) for given in _given_ranges(config) if kind != "nv-ipam"]
     for spec in [known[key] for key in pool_keys(config) if key in known]:
         outside = [f"{span.get('startIP')}-{span.get('endIP')}" for span in dicts(spec.get("exclusions"))]
+        outside += _outside_of_blocks(spec, count, problems) if "cidr" in spec else []
         given = _Range(spec.get("subnet") or spec.get("cidr"), None, None, spec.get("gateway"), outside)
         size = spec.get("perNodeBlockSize") or str(spec.get("perNodeNetworkPrefix") or "")
         pools.append((given, size, bool(spec.get("nodeSelector"))))
     return pools
+
+
+def _outside_of_blocks(spec: dict, count: int, problems: list[str]) -> list[str]:
+    """What a CIDRPool keeps from the pods of each node: the gateway and perNodeExclusions, by index in its block."""
+    try:
+        network = ipaddress.ip_network(str(spec["cidr"]), strict=False)
+        size = 2 ** (network.max_prefixlen - int(spec["perNodeNetworkPrefix"]))
+        spans = [(span["startIndex"], span["endIndex"]) for span in dicts(spec.get("perNodeExclusions"))]
+        spans += [(spec["gatewayIndex"],) * 2] if spec.get("gatewayIndex") is not None else []
+        beyond = [last for first, last in spans if not 0 <= first <= last < size]
+        problems += [f"index {last} in blocks of {size}" for last in beyond]
+        blocks = range(0, 0 if beyond else min(count * size, network.num_addresses), size)
+        return [f"{network[start + first]}-{network[start + last]}" for start in blocks for first, last in spans]
+    except (KeyError, TypeError, ValueError, IndexError):
+        return []  # a network without an address is reported by its reader
 
 
 def _readable(given: _Range, size, kind, problems: list[str], reserving=False) -> list[address_pool.Pool]:
@@ -639,3 +662,19 @@ def _same_block(parsed: list):
                 step = "run the role networks: it numbers the blocks; or set networks_node_number for these hosts"
                 yield Finding(obj, "a separate block for each node", seen, step, "nad:block-clash")
         by_name[obj][host] = ranges_of(config)
+
+
+def _same_interface(parsed: list, nodes: list[dict]):
+    """Networks of which one keeps an interface from the other: macvlan and ipvlan, or host-device, which moves it."""
+    users: dict[tuple, dict] = {}
+    for _network, obj, host, config in parsed:
+        for node in nodes:
+            if host in ("", node["host"]):
+                users.setdefault((node["host"], master_of(config, node)), {})[config.get("type")] = obj
+    for (host, master), by_kind in users.items():
+        for kind, others in (("ipvlan", ("macvlan",)), ("host-device", _ON_MASTER)):
+            for other in by_kind if master and kind in by_kind else ():
+                if other in others:
+                    seen = f"{kind} of {by_kind[kind].partition(' ')[2]} and {other} on {master} of {host}"
+                    step = "use another interface for one of them, or the same type for both"
+                    yield Finding(by_kind[other], "an interface that no other network takes", seen, step, "nad:taken")

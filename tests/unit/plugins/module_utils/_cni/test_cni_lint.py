@@ -372,6 +372,7 @@ ROWS = {
     "a shared resource with host-device": (bare("rdma/rail0", type="host-device", ipam={}), "resource-host-device"),
     "a shared resource with sriov": (bare("rdma/rail0", type="sriov", ipam={}), "resource-host-device"),
     "sriov without a resource": (bare(type="sriov", ipam={}), "resource-missing"),
+    "host-device without a device": (bare(type="host-device", ipam={}), "resource-missing"),
     "no master": (without("master", ipam={}), "master-missing"),
     "a master that is not there": (macvlan(master="eth9", ipam={}), "master-absent"),
     "macvlan on InfiniBand": (macvlan(master="ib0", ipam={}), "macvlan-infiniband"),
@@ -426,6 +427,10 @@ def subnet(**changes):
     return pooled({**SUBNET, **changes})
 
 
+def per_node(**changes):
+    return pooled({**PREFIXES, **changes}, "CIDRPool", poolType="cidrpool")
+
+
 def taken(first, last):
     return subnet(exclusions=[{"startIP": f"198.51.100.{first}", "endIP": f"198.51.100.{last}"}])
 
@@ -447,8 +452,12 @@ SLICED = {"type": "whereabouts", "range": "198.51.100.0/24", "node_slice_size": 
     (subnet(subnet="10.42.0.0/24"), 2, "overlap-pod"),
     (taken(1, 2), 1, None), (taken(1, 16), 1, "blocks"), (taken(1, 13), 2, "blocks"),
     (taken(17, 32), 1, None), (taken(17, 32), 2, "blocks"),
-    (pooled(PREFIXES, "CIDRPool", poolType="cidrpool"), 4, None),
-    (pooled(PREFIXES, "CIDRPool", poolType="cidrpool"), 5, "blocks"),
+    (per_node(), 4, None), (per_node(), 5, "blocks"),
+    (per_node(gatewayIndex=1), 4, None), (per_node(gatewayIndex=64), 4, "address"),
+    (per_node(perNodeExclusions=[{"startIndex": 0, "endIndex": 63}]), 2, "blocks"),
+    (pooled(SUBNET, name="pool,pool,pool"), 1, "pools"),
+    ([macvlan(), bare(type="ipvlan", master=MACVLAN["master"], ipam={})], 1, "taken"),
+    ([macvlan(), bare(type="host-device", device=MACVLAN["master"], ipam={})], 1, "taken"),
     ([addressed(SLICED)], 4, None), ([addressed(SLICED)], 5, "blocks"),
     (pooled(SUBNET, name="other"), 1, "pool-missing"), (pooled(SUBNET, name="pool,other"), 1, "pool-missing"),
     ([macvlan()], 2, "host-local-nodes"), ([addressed(WHEREABOUTS)], 2, None),
