@@ -34,8 +34,8 @@ FACTS = {
             ("enp1s0f0np0", "a0:88:c2:a7:5c:d4", 1500, "up", "p0", True)
         ],
         "hcas/mlx5_0/netdevs/enp1s0f0np0/addresses": ["198.51.100.253/23", "fe80::a288:c2ff:fea7:5cd4/64"],
-        "hcas/mlx5_0/ports/[*] number state phys_state link_layer netdev active_mtu max_mtu": [
-            (1, "ACTIVE", "LinkUp", "Ethernet", "enp1s0f0np0", 1024, UNKNOWN_MTU)
+        "hcas/mlx5_0/ports/[*] number state phys_state link_layer netdev active_mtu": [
+            (1, "ACTIVE", "LinkUp", "Ethernet", "enp1s0f0np0", 1024)
         ],
         "hcas/mlx5_0/ports/1/gids/[*]/type": ["IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2"],
         "hcas/mlx5_1/ports/[*] number state phys_state netdev gids": [(1, "DOWN", "Disabled", "enp1s0f1np1", [])],

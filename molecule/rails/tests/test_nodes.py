@@ -14,7 +14,7 @@ DROP_IN = "/etc/systemd/system/{}.service.d/10-gpufabric-rdma.conf"
 CAP_SYS_RESOURCE = 1 << 24
 SERVICES = {"h100-8x-cx7-ib": "containerd", "gh200-cx7-roce": "k3s"}
 # What the container does not take from the captured machine: its processes, links, boot and our files.
-OWN = ("node", "limits", "subsystem", "modules", "initramfs", "owned_files", "reboot_reasons", "virtualization")
+OWN = ("node", "limits", "subsystem", "modules", "initramfs", "owned_files", "reboot_reasons")
 
 
 def lines(host, path: str) -> list[str]:

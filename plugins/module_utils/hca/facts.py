@@ -73,7 +73,6 @@ def gather(
     tree = tree.snapshot()
     seams = seams or Seams.of(tree)
     facts: dict[str, Any] = {"schema": SCHEMA, "node": machine.node(tree, seams)}
-    facts["virtualization"] = {"container": facts["node"]["container"]}
     facts["unfinished"] = [name for name, path in paths.RECORDS.items() if tree.exists(path)]
     kernel = machine.kernel(tree)
     needs_devices = wanted & {"hcas", "pci", "rails", "gpudirect"}

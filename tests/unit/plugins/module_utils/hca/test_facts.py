@@ -43,7 +43,7 @@ WAYS = ("gpu_initiated", "pcie")  # come with gpudirect
 ])  # fmt: skip
 def test_subsets(laid_out, subset, parts):
     facts = gathered(laid_out, subset=subset)
-    assert set(facts) == {"schema", "node", "virtualization", "unfinished", "reboot_reasons", *parts}
+    assert set(facts) == {"schema", "node", "unfinished", "reboot_reasons", *parts}
 
 
 def test_the_same_value_with_and_without_the_rest(laid_out):
