@@ -198,12 +198,12 @@ def test_the_gate_answers(row, tmp_path):
     tree = Tree(str(tmp_path))
     facts = gather(tree, Seams.of(tree))
     decision = decide(facts, read(tree, facts), row.wanted)
-    text = " ".join([decision.summary, *map(str, decision.reasons), *decision.steps, *decision.notes])
+    text = " ".join([decision.summary, *map(str, decision.findings), *decision.steps, *decision.notes])
     assert decision.verdict == row.verdict, text
-    assert {reason.finding.id for reason in decision.reasons} == set(row.codes.split()), text
+    assert {finding.id for finding in decision.findings} == set(row.codes.split()), text
     assert row.says in text
     assert not row.consent or decision.consents == [row.consent]
-    assert all(all(reason.finding) for reason in decision.reasons)
+    assert all(map(all, decision.findings))
 
 
 AT = "pci/0000:3b:00.0"
@@ -243,5 +243,5 @@ def test_what_only_devlink_shows_is_not_lost_by_a_reload(tmp_path, parameters, m
     tree = Tree(str(tmp_path))
     facts = gather(tree, Seams.of(tree))
     decision = decide(facts, read(tree, facts, told=devlink(run, tree, facts)), RELOAD)
-    text = " ".join([decision.summary, *map(str, decision.reasons), *decision.notes])
+    text = " ".join([decision.summary, *map(str, decision.findings), *decision.notes])
     assert (decision.verdict, says in text, "Not verified: the mode" in text) == (verdict, True, says[:3] == "Not")
