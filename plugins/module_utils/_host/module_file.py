@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Optional
 
 from ..hca import elf
+from ..hca.text import module_info
 from ..hca.tree import Tree
 
 _SYMTAB = 2  # SHT_SYMTAB
@@ -51,7 +52,7 @@ def parse(data: bytes, path: str) -> Optional[ModuleFile]:
         sections = [(name, kind, link, data[place]) for name, kind, link, place in elf.sections(data)]
         module = ModuleFile(path)
         by_name = {name: content for name, _type, _link, content in sections}
-        module.info = elf.information(by_name.get(b".modinfo", b""))
+        module.info = module_info(by_name.get(b".modinfo", b"").decode("utf-8", "replace"))
         crcs = {}
         for name, index, value in _symbols(sections, order):
             if index == _UNDEFINED and name:

@@ -11,6 +11,7 @@ import zlib
 from typing import Any, Optional
 
 from .seams import Seams
+from .text import module_info
 from .tree import Tree
 
 _GZIP = 16 + zlib.MAX_WBITS
@@ -38,19 +39,9 @@ def parse(data: bytes, name: str) -> Optional[dict[str, str]]:
     section = None if plain is None else _section(plain, b".modinfo")
     if section is None:
         return None
-    fields = information(section)
+    fields = module_info(section.decode("utf-8", "replace"))
     built = build_id(_section(plain, b".note.gnu.build-id"))
     return {**fields, "build_id": built} if built else fields
-
-
-def information(section: bytes) -> dict[str, str]:
-    """{field: value} of the content of a .modinfo section, the first value of a repeated field."""
-    fields: dict[str, str] = {}
-    for entry in section.split(b"\0"):
-        key, equals, value = entry.partition(b"=")
-        if equals:
-            fields.setdefault(key.decode("ascii", "replace"), value.decode("utf-8", "replace"))
-    return fields
 
 
 def build_id(note: Optional[bytes]) -> Optional[str]:

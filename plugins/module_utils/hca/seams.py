@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from . import dcb, netlink
-from .text import integer, unknown
+from .text import integer, module_info, unknown
 from .tree import Tree
 
 _SIOCGIFCONF = 0x8912
@@ -44,7 +44,7 @@ _UNASKED = dict.fromkeys((*dcb.KEYS, "pause"), unknown("the settings of NICs wer
 
 @dataclass
 class Seams:
-    """Each returns None if it cannot know.
+    """Each returns None if it cannot know; without arguments all do.
 
     modinfo: `.modinfo` fields of a zstd-compressed module file. rpm: installed packages, one `name
     version-release` per line; only if an rpm database exists. addresses: IPv4 ones of the current network namespace,
@@ -76,7 +76,7 @@ class Seams:
         seams.statistics = lambda netdev: _asked(lambda: driver_statistics(netdev))
         seams.qos = dcb.read
         seams.sessions = lambda tree: ssh_addresses(tree, own_session(tree))
-        seams.modinfo = lambda path: _modinfo_fields(seams._run("modinfo", "-0", path))
+        seams.modinfo = lambda path: module_info(seams._run("modinfo", "-0", path) or "") or None
         seams.rpm = lambda: seams._run("rpm", "-qa", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n")
         return seams
 
@@ -100,11 +100,6 @@ class Seams:
         )
 
     @classmethod
-    def none(cls) -> Seams:
-        """Files only."""
-        return cls()
-
-    @classmethod
     def of(cls, tree: Tree) -> Seams:
         """Live seams for the machine itself, else those recorded in the tree, else none."""
         if tree.live:
@@ -113,7 +108,7 @@ class Seams:
             mapping = json.loads(tree.read(RECORDED) or "null")
         except ValueError:
             mapping = None
-        return cls.recorded(mapping) if isinstance(mapping, dict) else cls.none()
+        return cls.recorded(mapping) if isinstance(mapping, dict) else cls()
 
     def _run(self, *argv: str) -> Optional[str]:
         self.forks += 1
@@ -123,17 +118,6 @@ class Seams:
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
-
-
-def _modinfo_fields(text: Optional[str]) -> Optional[dict[str, str]]:
-    if text is None:
-        return None
-    fields: dict[str, str] = {}
-    for entry in text.split("\0"):
-        key, _equals, value = entry.partition("=")
-        if value or key:
-            fields.setdefault(key.strip(), value)
-    return fields
 
 
 def _ipv4_addresses() -> Optional[dict[str, list[str]]]:

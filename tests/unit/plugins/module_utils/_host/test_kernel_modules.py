@@ -243,7 +243,7 @@ class Node(conftest.Node):
         return self.write(f"/lib/modules/{self.kernel}/modules.dep", "\n".join(f"{name}:" for name in self.modules))
 
     def gathered(self, subset=("gpus", "driver", "modules", "gpudirect")):
-        return gather(self.tree(), Seams.none(), list(subset))
+        return gather(self.tree(), Seams(), list(subset))
 
     def diagnose(self, policy="auto", run=None):
         return diagnose(examine(self.tree(), self.gathered(), None, run), policy)

@@ -271,11 +271,11 @@ def test_a_row_that_makes_no_sense_hides_no_other():
 
 
 def test_both_tables_of_a_node(node):
-    assert (routes.usable(node.tree()), uses(node.tree(), Seams.none())) == ([], {})
+    assert (routes.usable(node.tree()), uses(node.tree(), Seams())) == ([], {})
     node.write("/proc/net/route", "\n".join([HEAD, DEFAULT4, LINK4, BLACKHOLE4, DOWN4]))
     six = [LINK6, LINK_LOCAL6, DEFAULT6, LOOPBACK6, LOCAL6, MULTICAST6, UNREACHABLE6, REJECT6]
     node.write("/proc/net/ipv6_route", "\n".join(six))
-    assert set(uses(node.tree(), Seams.none())) == {"eth0", "ib0"}
+    assert set(uses(node.tree(), Seams())) == {"eth0", "ib0"}
     for address, wanted in (("fe80" + "0" * 28, {"eth0"}), ("fd00" + "0" * 28, {"eth0", "ib0"})):
         node.write("/proc/net/if_inet6", f"{address} 02 40 20 80 lo")
         assert set(uses(node.tree(), Seams.recorded({"routes": [{"dst": "::/0", "dev": "ib0"}]}))) == wanted
