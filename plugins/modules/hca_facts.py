@@ -247,7 +247,6 @@ ansible_facts:
           type: dict
         gpudirect:
           description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict), C(action),
-            C(peermem_loadable) (nvidia_peermem is needed, not loaded, and nothing on disk keeps it from loading),
             C(not_verified) (what may still keep dma-buf from working, one sentence each) and C(evidence) (null
             without an NVIDIA GPU).
           type: dict

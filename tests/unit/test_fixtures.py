@@ -43,7 +43,6 @@ FACTS = {
         "gpus/[*] address device model": [("0009:01:00.0", "2342", "NVIDIA GH200 480GB")],
         "modules mlx5_core/loaded nvidia_peermem/loaded nv_peer_mem/loaded": (True, True, False),
         "driver installed/flavor on_disk/flavor loaded/flavor agree": ("inbox", "inbox", "inbox", True),
-        "gpudirect/mode": "peermem",
         # Port 1 carries the default route, port 2 is the card's unused one: either can only be a named rail.
         "rails": [],
         "not_rails/[*]/hca": ["mlx5_0", "mlx5_1"],

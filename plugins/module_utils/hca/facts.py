@@ -11,7 +11,6 @@ from . import (
     dcb,
     driver,
     gpu_initiated,
-    gpudirect,
     limits,
     modprobe,
     modules,
@@ -61,7 +60,7 @@ def gather(
     software_hcas: bool = False,
     rails: Optional[list[dict[str, Any]]] = None,
 ) -> dict[str, Any]:
-    """The facts of a node; keys of subsets that were not requested are absent.
+    """The facts of a node; keys of subsets that were not requested are absent. _host.gpudirect judges `gpudirect`.
 
     Reads files below `tree` only (see Seams for the exceptions), loads no module and changes nothing. Each file is read
     at most once. It raises for an unknown subset (ValueError), never for anything on the node.
@@ -97,7 +96,6 @@ def gather(
                 facts["qos"] = dcb.state(tree, seams.qos, found, numbered)
             if "gpudirect" in wanted:
                 facts["pcie"] = pcie.state(tree, numbered, gpus, kernel, functions)
-                facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, facts["pcie"], seams)
                 facts["gpu_initiated"] = gpu_initiated.state(tree, gpus, lines)
     if wanted & {"gpus", "pci"}:
         facts["gpus"] = gpus

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.modules import fabric_tests, hca_facts, node_facts
@@ -37,8 +38,7 @@ def root(tmp_path):
 
 def test_the_facts_are_those_of_the_library_in_check_mode_too(run, root):
     found = run(hca_facts, root=root, software_hcas=True)
-    facts = gather(Tree(root), software_hcas=True)
-    facts["gpudirect"]["evidence"] = None  # without a GPU the doctor has nothing to judge
+    facts = complete(gather(Tree(root), software_hcas=True), Tree(root))
     assert found["ansible_facts"] == {"rdma": facts}
     assert (found["rc"], found["changed"], found["forks"]) == (0, False, 0)
     assert [rail["hca"] for rail in found["ansible_facts"]["rdma"]["rails"]] == ["rxe0"]

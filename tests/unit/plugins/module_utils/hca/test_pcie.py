@@ -4,7 +4,8 @@ import itertools
 import random
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import gpudirect, pcie, pcie_path
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import pcie, pcie_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.pcie_path import CR, DT, EC, RR, SV, TB, UF
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.text import is_unknown
 
