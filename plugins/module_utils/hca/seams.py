@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Optional
 
 from . import dcb, netlink
@@ -87,12 +88,8 @@ class Seams:
         modinfo = mapping.get("modinfo") or {}
         sessions = mapping.get("sessions")
         return cls(
+            **{name: partial(mapping.get, name) for name in ("rpm", "addresses", "machine", "routes", "rules")},
             modinfo=modinfo.get,
-            rpm=lambda: mapping.get("rpm"),
-            addresses=lambda: mapping.get("addresses"),
-            machine=lambda: mapping.get("machine"),
-            routes=lambda: mapping.get("routes"),
-            rules=lambda: mapping.get("rules"),
             sessions=lambda tree: ssh_addresses(tree) if sessions is None else sessions,
             egress=lambda source, destination: (mapping.get("egress") or {}).get(source),
             statistics=(mapping.get("statistics") or {}).get,
