@@ -12,8 +12,8 @@ import shutil
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import packages
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect, module_file
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, elf
 from ansible_collections.gpufabric.rdma.tests.driver import root as roots
 from ansible_collections.gpufabric.rdma.tests.driver import stack
 
@@ -205,7 +205,7 @@ def crc(root, module: str) -> str:
     path = root.run(f"modinfo -k {root.kernel} -n {module}")
     root.run(f"case {path} in *.xz) xz -dc {path} ;; *) cat {path} ;; esac > /srv/driver/module.ko")
     tree = Tree(str(root.given))
-    found = module_file.read(tree, "/module.ko")
+    found = elf.module_file(tree, "/module.ko")
     return found.exports.get(gpudirect.SYMBOL) or found.imports.get(gpudirect.SYMBOL)
 
 

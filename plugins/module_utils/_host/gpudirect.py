@@ -21,7 +21,6 @@ from ..hca.modules import Catalogue
 from ..hca.seams import Seams
 from ..hca.text import is_unknown
 from ..hca.tree import Tree
-from . import module_file
 
 SYMBOL = "ib_register_peer_memory_client"
 PROVIDERS = ("ib_core", "ib_uverbs")  # OFED exports it from ib_core, Ubuntu's patched kernels from ib_uverbs
@@ -58,14 +57,14 @@ def examine(
     kernel = facts["node"]["kernel"]
     catalogue = Catalogue(tree, kernel)
     peermem_path = catalogue.path("nvidia_peermem")
-    peermem = module_file.read(tree, peermem_path, run) if peermem_path else None
+    peermem = elf.module_file(tree, peermem_path, run) if peermem_path else None
     if peermem_path and peermem is None:
-        peermem = module_file.ModuleFile(peermem_path, elf.modinfo(tree, peermem_path, seams) or {})
+        peermem = elf.ModuleFile(peermem_path, elf.modinfo(tree, peermem_path, seams) or {})
     provider = None
     unread = []
     for name in PROVIDERS:
         path = catalogue.path(name)
-        module = module_file.read(tree, path, run) if path else None
+        module = elf.module_file(tree, path, run) if path else None
         if path and module is None:
             unread.append(path)
         elif module and SYMBOL in module.exports:
@@ -90,7 +89,7 @@ def examine(
     }
 
 
-def _peermem_file(module: module_file.ModuleFile) -> dict[str, Any]:
+def _peermem_file(module: elf.ModuleFile) -> dict[str, Any]:
     """wants_symbol: None if not even modinfo tells of the file."""
     wants = SYMBOL in module.imports or bool({*PROVIDERS} & {*module.depends})
     return {
@@ -182,7 +181,7 @@ def _build_tree(tree: Tree, kernel: str, architecture: str) -> Optional[dict[str
         text = tree.read(f"{path}/Module.symvers")
         named = real.rpartition("/")[2]
         known = re.match(r"\d+\.\d+", named) is not None
-        entry = module_file.symvers(text).get(SYMBOL) if text else None
+        entry = elf.symvers(text).get(SYMBOL) if text else None
         return {
             "path": path,
             "real": real,
