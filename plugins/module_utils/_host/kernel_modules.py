@@ -191,24 +191,18 @@ def _blockers(name: str, state: dict, made: Plan) -> bool:
 
 def _unavailable(name: str, node: dict, made: Plan) -> None:
     kernel = node["kernel"]
-    if name.startswith("nvidia"):
-        made.finding(
-            f"module {name}",
-            "loaded now and at boot",
-            f"no such module for kernel {kernel}",
-            "install the NVIDIA driver (it includes nvidia-peermem), make sure DKMS built it for this kernel, or set "
-            "kernel_modules_gpudirect: dmabuf or off",
-        )
-        return
-    family = [node["os"].get("id"), *(node["os"].get("like") or [])]
-    package = next((_PROVIDERS[name] for name in family if name in _PROVIDERS), "the full kernel package")
-    made.finding(
-        f"module {name}",
-        "loaded now and at boot",
-        f"no such module for kernel {kernel}",
-        f"install the package that usually contains it ({package.format(kernel=kernel)}) or an RDMA driver stack, or "
-        "remove the module from kernel_modules_required",
+    step = (
+        "install the NVIDIA driver (it includes nvidia-peermem), make sure DKMS built it for this kernel, or set "
+        "kernel_modules_gpudirect: dmabuf or off"
     )
+    if not name.startswith("nvidia"):
+        family = [node["os"].get("id"), *(node["os"].get("like") or [])]
+        package = next((_PROVIDERS[name] for name in family if name in _PROVIDERS), "the full kernel package")
+        step = (
+            f"install the package that usually contains it ({package.format(kernel=kernel)}) or an RDMA driver stack, "
+            "or remove the module from kernel_modules_required"
+        )
+    made.finding(f"module {name}", "loaded now and at boot", f"no such module for kernel {kernel}", step)
 
 
 def _plan_modprobe(facts: dict, peermem: bool, options: str | None, root: str, made: Plan) -> None:

@@ -40,35 +40,27 @@ def plan(facts: dict, wanted: dict, root: str = "/", busy: bool = False) -> Plan
 
 def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, made: Plan) -> bool:
     """Whether our file may be written and will win; reports other settings of the mode."""
-    against = [source for source in sources if not source["ours"] and source["mode"] != mode]
-    cmdline = [source for source in against if source["path"] == CMDLINE]
-    own = os.path.basename(paths.OWN_MODPROBE)
-    later = [source for source in against if source not in cmdline and os.path.basename(source["path"]) > own]
-    files = [source for source in against if source not in cmdline and source not in later]
-    for source in cmdline:
-        made.finding(
-            OBJECT,
-            f"{mode} at boot",
-            f"the kernel command line says '{source['text']}', which no file can override",
-            "remove it from the boot loader's configuration (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub "
-            "or grub2-mkconfig; grubby --update-kernel=ALL --remove-args=...), reboot, and run again",
-        )
-    for source in later:
-        made.finding(
-            OBJECT,
-            f"{mode} at boot",
-            f"{said(source)}, and that file is read after {paths.OWN_MODPROBE}",
-            "remove that line or rename the file so that it sorts before ours",
-        )
-    if files and override_allowed is None:
-        for source in files:
-            made.finding(
-                OBJECT,
-                f"{mode} at boot",
-                f"{said(source)}; the file is not ours (the SR-IOV network operator writes such files)",
-                "find out what owns it; then set rdma_netns_override_allowed: true to let our file win, or false to "
-                "leave the node in the mode it sets",
+    files = []
+    for source in (source for source in sources if not source["ours"] and source["mode"] != mode):
+        if source["path"] == CMDLINE:
+            seen = f"the kernel command line says '{source['text']}', which no file can override"
+            step = (
+                "remove it from the boot loader's configuration (GRUB_CMDLINE_LINUX in /etc/default/grub, then "
+                "update-grub or grub2-mkconfig; grubby --update-kernel=ALL --remove-args=...), reboot, and run again"
             )
+        elif os.path.basename(source["path"]) > os.path.basename(paths.OWN_MODPROBE):
+            seen = f"{said(source)}, and that file is read after {paths.OWN_MODPROBE}"
+            step = "remove that line or rename the file so that it sorts before ours"
+        else:
+            files.append(source)
+            if override_allowed is not None:
+                continue
+            seen = f"{said(source)}; the file is not ours (the SR-IOV network operator writes such files)"
+            step = (
+                "find out what owns it; then set rdma_netns_override_allowed: true to let our file win, or false to "
+                "leave the node in the mode it sets"
+            )
+        made.finding(OBJECT, f"{mode} at boot", seen, step)
     if made.findings:
         return False
     if files and override_allowed is False:

@@ -71,7 +71,6 @@ STOPPED, LEFT = {"active": False, "started": None}, {"content": "", "mode": "064
     ("secrets", {"/etc/token": {"mode": "0644"}}, [("/etc/token", "mode")]),
     ("units", {"a.service": STOPPED}, [("a.service", "start")]),
     ("modules", {"br_netfilter": "loadable"}, [("module br_netfilter", "load")]),
-    ("modules", {"br_netfilter": "builtin"}, []),
     ("sysctls", {"net.ipv4.ip_forward": "0"}, [("sysctl net.ipv4.ip_forward", "set")]),
 ])  # fmt: skip
 def test_each_drift_is_one_decision_that_shows_no_secret(settled, wanted, part, drift, expected):
