@@ -52,11 +52,6 @@ def test_the_same_value_with_and_without_the_rest(laid_out):
         assert gathered(laid_out, subset=[name])[name] == whole[name]
 
 
-def test_a_subset_that_does_not_exist_is_refused(node):
-    with pytest.raises(ValueError, match="hca, rail"):
-        gather(node.tree(), from_seams, ["rail", "!hca"])
-
-
 def test_each_file_is_read_once(laid_out):
     seen = collections.Counter()
     tree = Tree(str(laid_out), record=lambda operation, path: seen.update([(operation, path)]))
