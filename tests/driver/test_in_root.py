@@ -112,12 +112,9 @@ def tools(driver, tmp_path_factory):
     driver.root.run("apt-get -q update")
 
 
+# Faults of a repository are in tests/unit/plugins/module_utils/_driver/test_trial.py.
 FAULTS = {
     "key": ({"key": "stranger"}, "key of the driver repository"),
-    "signature": ({"name": "strange"}, "wanted signed by the key"),
-    "package": ({"name": "altered"}, "the bytes that the repository's signed index promises"),
-    "sha256": ({"sha256": {BASE: "0" * 64}}, f"SHA-256 {'0' * 64}, as in the lock"),
-    "version": ({"version": "9.9.9"}, "the repository offers 3.2.1-044000"),
     "build": ({"name": "broken"}, "this kernel has no struct devlink_port_ops"),
 }
 

@@ -88,15 +88,19 @@ def digest(text: str) -> str:
     return hashlib.md5(text.encode()).hexdigest()
 
 
-def kernel_module(arch: str, fields: dict) -> bytes:
-    """The smallest ELF file with a .modinfo section."""
+def kernel_module(fields: dict, order: str = "<", build_id: bytes = b"") -> bytes:
+    """The smallest ELF file with a .modinfo section and, on request, a note with a build id."""
     info = b"".join(f"{key}={value}\0".encode() for key, value in fields.items())
-    names = b"\0.modinfo\0.shstrtab\0"
-    elf = (b"\x7fELF", 2, 1, 1, 0, 1, 183 if arch == "aarch64" else 62, 1, 0, 0)
-    header = struct.pack("<4sBBBB8xHHIQQQIHHHHHH", *elf, 64 + len(info) + len(names), 0, 64, 0, 0, 64, 3, 2)
-    section = struct.Struct("<IIQQQQIIQQ")
-    sections = section.pack(*[0] * 10) + section.pack(1, 1, 2, 0, 64, len(info), 0, 0, 1, 0)
-    return header + info + names + sections + section.pack(10, 3, 0, 0, 64 + len(info), len(names), 0, 0, 1, 0)
+    strings = b"\0.shstrtab\0.modinfo\0.note.gnu.build-id\0"
+    parts = {b".shstrtab": strings, b".modinfo": info, **({b".note.gnu.build-id": build_id} if build_id else {})}
+    table = 64 + sum(map(len, parts.values()))
+    header = b"\x7fELF\x02" + (b"\x01" if order == "<" else b"\x02") + b"\x01" + bytes(9)
+    header += struct.pack(order + "HHIQQQIHHHHHH", 1, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, len(parts) + 1, 1)
+    sections, offset = bytes(64), 64
+    for name, content in parts.items():
+        sections += struct.pack(order + "IIQQQQIIQQ", strings.index(name), 1, 0, 0, offset, len(content), 0, 0, 1, 0)
+        offset += len(content)
+    return header + b"".join(parts.values()) + sections
 
 
 class Node:
@@ -487,7 +491,7 @@ class Node:
             self.file(path, "")
             self.seams["modinfo"][path.replace("/usr/lib/", "/lib/", 1)] = {"filename": path, **fields}
             return
-        content = kernel_module(self.arch, fields)
+        content = kernel_module(fields)
         if path.endswith(".xz"):
             content = lzma.compress(content, check=lzma.CHECK_CRC32)
         self.binary[path] = base64.b64encode(content).decode()
