@@ -12,7 +12,6 @@ import lzma
 import os
 import pathlib
 import struct
-import zlib
 from functools import cache
 
 import yaml
@@ -353,10 +352,10 @@ class Node:
 
     def port(
         self, folder, rate, layer="Ethernet", state="4: ACTIVE", phys="5: LinkUp", lid="0x0", sm_lid="0x0", gids=(),
-        slots="16", cap_mask="0x04010000",
+        slots="16",
     ):  # fmt: skip
-        self.put(folder, state=state, phys_state=phys, rate=table()["rates"][rate], link_layer=layer, lid=lid)
-        self.put(folder, sm_lid=sm_lid, lid_mask_count="0", sm_sl="0", cap_mask=cap_mask)
+        self.put(folder, state=state, phys_state=phys, rate=table()["rates"][rate], link_layer=layer)
+        self.put(folder, lid=lid, sm_lid=sm_lid)
         self.put(f"{folder}/pkeys", **{"0": "0xffff"})
         used = {index: entry for index, *entry in gid_table(gids)}
         for index in {*range(int(slots)), *used}:
@@ -392,7 +391,7 @@ class Node:
         self.card(at, model, infiniband=True, below=below, **of_card)
         guid = mlx5_guid(mac)
         self.ipoib(netdev, at, guid, umcast="0", cidr=cidr)
-        port = {"rate": rate, "layer": "InfiniBand", "slots": "8", "cap_mask": "0xa741e848", "lid": lid}
+        port = {"rate": rate, "layer": "InfiniBand", "slots": "8", "lid": lid}
         gids = [{"gid": f"fe80:0000:0000:0000:{guid}"}]
         system = mlx5_guid(system_guid) if system_guid else None
         self.hca(hca, at, guid, [{**port, "sm_lid": "0x1", "gids": gids}], model, system_guid=system)
@@ -424,11 +423,11 @@ class Node:
 
     # Modules, packages, services.
 
-    def modules(self, loaded, available=None, ofed=None, disk_ofed=None, versions=None, sizes=None, suffix=""):
+    def modules(self, loaded, available=None, ofed=None, disk_ofed=None, versions=None, suffix=""):
         """Loaded modules and those on disk, all known ones if `available` is empty. ofed: version of the MLNX_OFED or
         DOCA build that is loaded; disk_ofed: the one on disk, if it differs."""
         loaded, available = self.expand(loaded), self.expand(available or ())
-        disk, versions, sizes = disk_ofed or ofed, versions or {}, sizes or {}
+        disk, versions = disk_ofed or ofed, versions or {}
         absent = {"mlx_compat", "nvidia", "nvidia_peermem"} - {*loaded}
         on_disk = [*loaded, *available] if available else [name for name in table()["modules"] if name not in absent]
         base, dependencies = f"/usr/lib/modules/{self.kernel}", []
@@ -439,15 +438,9 @@ class Node:
             if name in table()["read_modules"]:
                 self.module_file(f"{base}/{place}{suffix}", name, needs, disk, versions.get(name))
         self.put(base, **{"modules.dep": "\n".join(sorted(dependencies)), "modules.builtin": ""})
-        users = {name: [user for user in loaded if name in self.module(user, ofed)[1]] for name in loaded}
-        lines = []
-        for name in sorted(loaded):
-            size = sizes.get(name, 16384 * (2 + zlib.crc32(name.encode()) % 24))
-            holders = "".join(f"{user}," for user in users[name]) or "-"
-            taint = " (POE)" if name.startswith("nvidia") else " (OE)" if self.replaced(name, ofed) else ""
-            lines.append(f"{name} {size} {len(users[name])} {holders} Live 0x0000000000000000{taint}")
-            self.live(name, users[name], self.module_fields(name, ofed, versions.get(name)))
-        self.put("/proc", modules="\n".join(lines))
+        for name in loaded:
+            users = [user for user in loaded if name in self.module(user, ofed)[1]]
+            self.live(name, users, self.module_fields(name, ofed, versions.get(name)))
 
     def live(self, name, users, fields):
         folder = f"/sys/module/{name}"

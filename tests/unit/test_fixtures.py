@@ -6,7 +6,6 @@ kernel: everything of the function is gone.
 """
 
 import contextlib
-import json
 import os
 
 import pytest
@@ -363,25 +362,3 @@ def test_a_nic_that_is_no_rail_changes_nothing(tmp_path, name, below, at):
     )
     if before["gpus"] and before["rails"]:
         assert after["rails"] == before["rails"]
-
-
-ECMP = [{"dst": "default", "nexthops": [{"dev": "ens1np0"}, {"dev": "ens2np0"}]}]
-OTHER_TABLE = [{"dst": "default", "dev": "ens2np0", "table": 100}]
-ALL, OWN = ({"table": 100, "src": source} for source in ("all", "10.18.1.1/32"))
-
-
-@pytest.mark.parametrize(("seams", "k3s", "left"), [
-    ({"routes": ECMP}, "", []),
-    ({"routes": OTHER_TABLE, "rules": [ALL]}, "", ["ens1np0"]),
-    ({"routes": OTHER_TABLE, "rules": [{**ALL, "iif": "lo"}]}, "", ["ens1np0"]),
-    ({"routes": OTHER_TABLE, "rules": [{**ALL, "iif": "cni0"}]}, "", ["ens1np0", "ens2np0"]),
-    ({"routes": OTHER_TABLE, "rules": [OWN]}, "", ["ens1np0", "ens2np0"]),  # a gateway for the rail's own address
-    ({"sessions": ["10.18.0.1"]}, "", ["ens2np0"]),
-    ({}, 'token: x\nnode-ip: "10.18.1.1"\n', ["ens1np0"]),
-])  # fmt: skip
-def test_what_management_uses_is_no_rail(tmp_path, seams, k3s, left):
-    root = tree.lay_out(tree.load("two-cards-cx6dx"), tmp_path)
-    recorded = json.loads((root / ".seams.json").read_text())
-    (root / ".seams.json").write_text(json.dumps({**recorded, **seams}))
-    with written(root / "etc/rancher/k3s/config.yaml", k3s):
-        assert [rail["netdev"] for rail in rails_of(root)["rails"]] == left

@@ -4,7 +4,6 @@ import json
 import pathlib
 import re
 
-import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -81,24 +80,6 @@ def test_facts_over_ssh_are_those_of_the_captured_machine(node, tree, facts, con
     assert leaves({key: seen[key] for key in seen if key not in OWN}) == leaves(
         {key: expected[key] for key in expected if key not in OWN}
     )
-
-
-def test_an_h100_node_has_eight_rails_each_beside_a_gpu_of_its_own(node, machine, facts):
-    if machine != "h100-8x-cx7-ib":
-        pytest.skip("another machine")
-    rails = facts[node]["rails"]
-    assert [rail["index"] for rail in rails] == list(range(8))
-    assert [rail["hca"] for rail in rails] == [f"mlx5_{index}" for index in range(8)]
-    assert {rail["distance"] for rail in rails} == {"PIX"}
-    assert len({rail["gpu"] for rail in rails}) == 8
-    assert [gpu["address"] for gpu in facts[node]["gpus"]] == [rail["gpu"] for rail in rails]
-
-
-def test_a_gh200_node_leaves_the_default_route_out_of_its_automatic_rails(node, machine, facts):
-    if machine != "gh200-cx7-roce":
-        pytest.skip("another machine")
-    excluded = {entry["hca"]: entry["code"] for entry in facts[node]["not_rails"]}
-    assert excluded["mlx5_0"] == "management"
 
 
 BAD_INPUT = pathlib.Path(__file__).resolve().parents[1] / "bad_input"

@@ -147,16 +147,6 @@ def test_a_run_writes_what_check_mode_announced_and_a_second_run_nothing(tmp_pat
     assert again["programs"] == {"nfd-worker": False}
 
 
-def test_nothing_is_written_while_consent_is_missing(tmp_path, wanted):
-    (tmp_path / "etc/cni/net.d").mkdir(parents=True)
-    (tmp_path / "etc/cni/net.d/87-podman.conf").write_text("{}")
-    del wanted["exclusive"][0]["allowed"]
-    result = call(tmp_path, **wanted)
-    assert (result["failed"], result["changed"]) == (True, False)
-    assert "87-podman.conf" in result["msg"]
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["87-podman.conf"]
-
-
 def applied(root, changes, failing=""):
     """The programs that changes run; one of them may refuse."""
     ran = []

@@ -21,28 +21,33 @@ def said(name):
     return (OUTPUT / f"{name}.txt").read_text()
 
 
-def a_test(tool="ib_write_bw", number=0, **changed):
-    known = {"id": f"rail{number}-a-b-{tool}", "tool": tool, "address": "10.77.1.2", "tcp_port": 18600 + number}
-    known["client"] = {"hca": "rxe0", "port": 1, "ip": "10.77.1.1", "gid": 1}
-    return {**known, "server": {"hca": "mlx5_0", "port": 2, "ip": "10.77.1.2", "gid": 3}, **changed}
+def made(identity, port, cpus=None, gpu=None, tool="ib_write_bw", **sides):
+    """A test between two nodes; sides: changes of client and server."""
+    about = {"pod": None, "local_cpus": cpus, "gpu": gpu, "dmabuf": False, "kind": "software", "netdev": "eth2"}
+    about |= {"ip": "10.0.0.1", "hca": "rxe0", "port": 1, "gid": 1}
+    ends = {
+        name: {**about, "host": host, **sides.get(name, {})}
+        for name, host in (("client", "node1"), ("server", "node2"))
+    }
+    return {"id": identity, "tool": tool, "rail": 0, "address": "127.0.0.1", "tcp_port": port, **ends}
 
 
 NO_GID = {"hca": "mlx5_0", "port": 1, "ip": None, "gid": None}
+CLASSES = {"server": {**NO_GID, "traffic_class": 106}, "client": {**NO_GID, "traffic_class": 0}}
+LAST = "-p 18600 -F -s 65536 -D 2"
 
 
-@pytest.mark.parametrize(("test", "server", "client"), [
-    (a_test(), "ib_write_bw -d mlx5_0 -i 2 -x 3 -p 18600 -F -s 65536 -D 2", "-d rxe0 -i 1 -x 1 -p 18600 -F"),
-    (a_test(server=NO_GID), "ib_write_bw -d mlx5_0 -i 1 -p 18600 -F -s 65536 -D 2", "-s 65536 -D 2 10.77.1.2"),
-    (
-        a_test(server={**NO_GID, "traffic_class": 106}, client={**NO_GID, "traffic_class": 0}),
-        "ib_write_bw -d mlx5_0 -i 1 --tclass=106 -p 18600 -F -s 65536 -D 2",
-        "--tclass=0 -p 18600 -F -s 65536 -D 2 10.77.1.2",
-    ),
-    (a_test("rping"), "rping -s -a 10.77.1.2 -p 18600 -C 10", "rping -c -v -V -a 10.77.1.2 -p 18600 -C 10"),
+@pytest.mark.parametrize(("tool", "sides", "server", "client"), [
+    ("ib_write_bw", {"server": {"hca": "mlx5_0", "port": 2, "gid": 3}},
+     f"-d mlx5_0 -i 2 -x 3 {LAST}", f"-d rxe0 -i 1 -x 1 {LAST} 127.0.0.1"),
+    ("ib_write_bw", {"server": NO_GID}, f"-d mlx5_0 -i 1 {LAST}", f"-d rxe0 -i 1 -x 1 {LAST} 127.0.0.1"),
+    ("ib_write_bw", CLASSES, f"-d mlx5_0 -i 1 --tclass=106 {LAST}", f"-d mlx5_0 -i 1 --tclass=0 {LAST} 127.0.0.1"),
+    ("rping", {}, "-s -a 10.0.0.1 -p 18600 -C 10", "-c -v -V -a 127.0.0.1 -p 18600 -C 10"),
 ])  # fmt: skip
-def test_each_side_uses_its_own_hca_port_and_gid_and_rping_the_address(test, server, client):
-    assert " ".join(fabric.server_command(test, 2)) == server
-    assert client in " ".join(fabric.client_command(test, 2))
+def test_each_side_uses_its_own_hca_port_and_gid_and_rping_the_address(tool, sides, server, client):
+    test = made("a", 18600, tool=tool, **sides)
+    commands = (fabric.server_command(test, 2), fabric.client_command(test, 2))
+    assert [" ".join(command) for command in commands] == [f"{tool} {server}", f"{tool} {client}"]
 
 
 OK = {"ok": True, "error": None}
@@ -89,13 +94,6 @@ OPTIONS = {"seconds": 1, "round_seconds": 3, "grace_seconds": 0}
 def tool(tmp_path, put, monkeypatch):
     monkeypatch.setenv("BANDWIDTH_DOUBLE", str(put("planted.json", json.dumps({"gbit": 10}))))
     return str(bandwidth_double.install(tmp_path / "node1"))
-
-
-def made(identity, port, cpus=None, gpu=None, tool="ib_write_bw"):
-    about = {"pod": None, "local_cpus": cpus, "gpu": gpu, "dmabuf": False, "kind": "software", "netdev": "eth2"}
-    about |= {"ip": "10.0.0.1", "hca": "rxe0", "port": 1, "gid": 1}
-    sides = {"client": {**about, "host": "node1"}, "server": {**about, "host": "node2"}}
-    return {"id": identity, "tool": tool, "rail": 0, "address": "127.0.0.1", "tcp_port": port, **sides}
 
 
 def part(role, *tests):

@@ -9,6 +9,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
     routes,
     topology,
 )
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.management import uses
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import RXE_OVERHEAD, ib_mtu
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -181,8 +182,27 @@ def ports(node, *names, rest="eno1"):
     node.netdev(rest, address="aa:00:00:00:00:01")
 
 
+ECMP = [{"dst": "default", "nexthops": [{"dev": "p0"}, {"dev": "p1"}]}]
+OTHER_TABLE = [{"dst": "default", "dev": "p1", "table": 100}]
+ALL, OWN = ({"table": 100, "src": source} for source in ("all", "10.0.1.5/32"))
+
+
+@pytest.mark.parametrize(("seams", "left"), [
+    ({}, ["p0", "p1"]),
+    ({"routes": ECMP}, []),
+    ({"routes": OTHER_TABLE, "rules": [ALL]}, ["p0"]),
+    ({"routes": OTHER_TABLE, "rules": [{**ALL, "iif": "lo"}]}, ["p0"]),
+    ({"routes": OTHER_TABLE, "rules": [{**ALL, "iif": "cni0"}]}, ["p0", "p1"]),
+    ({"routes": OTHER_TABLE, "rules": [OWN]}, ["p0", "p1"]),  # a gateway for the rail's own address
+    ({"sessions": ["10.0.0.5"]}, ["p1"]),
+])  # fmt: skip
+def test_what_the_kernel_says_of_management_is_no_rail(node, seams, left):
+    ports(node, "p0", "p1")
+    facts = gather(node.tree(), Seams.recorded({"addresses": node.addresses, **seams}), RAILS)
+    assert [rail["netdev"] for rail in facts["rails"]] == left
+
+
 @pytest.mark.parametrize(("files", "below", "left"), [
-    pytest.param({}, {}, ["p0", "p1"], id="nothing"),
     pytest.param({}, {"bond0": "p0 eno1"}, ["p1"], id="a bond with a NIC that has no RDMA"),
     pytest.param({}, {"bond0": "p0 p1"}, [], id="a bond of two cards"),
     pytest.param({}, {"bond0": "p1"}, ["p0", "bond0"], id="a bond of one port"),

@@ -3,7 +3,6 @@ GPU-initiated RDMA: each published failure is named, and a way works only where 
 """
 
 import gzip
-import itertools
 import lzma
 import struct
 
@@ -319,17 +318,3 @@ def test_gdrdrv_needs_its_module_its_node_and_rights_for_everybody(node):
 
 def test_a_node_without_an_nvidia_gpu_is_not_asked(node):
     assert initiated(node, ON, gpus=[{"vendor": "1002"}]) is None
-
-
-def test_a_way_works_exactly_where_all_that_it_needs_is_there():
-    states = itertools.product(("1", "0", None), ("PeerMappingOverride=1;", ""), (None, "0666"), (True, False))
-    for stream, dwords, mode, peermem in states:
-        names = gpu_initiated.OPTIONS
-        running = None if stream is None else dict(zip(names, (stream, dwords)))
-        facts = {"loaded": True, "running": running, "configured": dict.fromkeys(names), "stray": [], "overridden": []}
-        facts |= {"written_before_boot": False, "gdrdrv": {"loaded": True, "node": mode}, "peermem": peermem}
-        met = {"peer-mapping": bool(running and dwords), "stream-memory": stream == "1"}
-        met |= {"gdrdrv": mode is not None, "peermem": peermem}
-        for way, of in gpu_initiated.judge(facts).items():
-            lacking = {need for need in gpu_initiated.WAYS[way] if not met[need]}
-            assert (bool(of["works"]), {each["need"] for each in of["missing"]}) == (not lacking, lacking)

@@ -36,6 +36,9 @@ def test_what_a_function_says():
     assert (said["port"], said["ats"], said["acs"]) == ("downstream", True, {"capability": ABLE, "control": 0x1D})
     assert [said[key] for key in ("relaxed_ordering", "max_read_request", "max_payload")] == [True, 4096, 256]
     assert said["link"] == {"speed_gts": 16.0, "width": 8, "max_speed_gts": 32.0, "max_width": 16}
+    for data in (config(), config(DOWNSTREAM, 0x1D, True), config(DOWNSTREAM, 0, False)):
+        assert pcie.function(pcie.reduced(data)) == pcie.function(data), "a capture says the same, in a tenth"
+        assert len(pcie.reduced(data)) < 300
     plain = pcie.function(config())
     assert (plain["acs"], plain["ats"], plain["max_payload_supported"]) == (None, None, 512)
     conventional = bytearray(config())
@@ -80,13 +83,6 @@ def test_no_bytes_make_the_walk_run_on():
         said = pcie.function(bytes(data))
         assert said["acs"] is None or is_unknown(said["acs"]) or said["acs"].keys() == {"capability", "control"}
         assert pcie.function(pcie.reduced(bytes(data)))["port"] == said["port"] or is_unknown(said["port"])
-
-
-@pytest.mark.parametrize(("acs", "ats"), [(None, None), (0, None), (0x1D, True), (None, False)])
-def test_a_capture_says_the_same_in_a_tenth(acs, ats):
-    data = config(DOWNSTREAM, acs, ats)
-    assert pcie.function(pcie.reduced(data)) == pcie.function(data)
-    assert len(pcie.reduced(data)) < 300
 
 
 # --- the judge -------------------------------------------------------------------------------------------------------
