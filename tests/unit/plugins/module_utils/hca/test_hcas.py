@@ -183,26 +183,12 @@ def ports(node, *names, rest="eno1"):
 
 
 ECMP = [{"dst": "default", "nexthops": [{"dev": "p0"}, {"dev": "p1"}]}]
-OTHER_TABLE = [{"dst": "default", "dev": "p1", "table": 100}]
+OTHER_TABLE = {"routes": [{"dst": "default", "dev": "p1", "table": 100}]}
 ALL, OWN = ({"table": 100, "src": source} for source in ("all", "10.0.1.5/32"))
 
 
-@pytest.mark.parametrize(("seams", "left"), [
-    ({}, ["p0", "p1"]),
-    ({"routes": ECMP}, []),
-    ({"routes": OTHER_TABLE, "rules": [ALL]}, ["p0"]),
-    ({"routes": OTHER_TABLE, "rules": [{**ALL, "iif": "lo"}]}, ["p0"]),
-    ({"routes": OTHER_TABLE, "rules": [{**ALL, "iif": "cni0"}]}, ["p0", "p1"]),
-    ({"routes": OTHER_TABLE, "rules": [OWN]}, ["p0", "p1"]),  # a gateway for the rail's own address
-    ({"sessions": ["10.0.0.5"]}, ["p1"]),
-])  # fmt: skip
-def test_what_the_kernel_says_of_management_is_no_rail(node, seams, left):
-    ports(node, "p0", "p1")
-    facts = gather(node.tree(), Seams.recorded({"addresses": node.addresses, **seams}), RAILS)
-    assert [rail["netdev"] for rail in facts["rails"]] == left
-
-
 @pytest.mark.parametrize(("files", "below", "left"), [
+    pytest.param({}, {}, ["p0", "p1"], id="nothing"),
     pytest.param({}, {"bond0": "p0 eno1"}, ["p1"], id="a bond with a NIC that has no RDMA"),
     pytest.param({}, {"bond0": "p0 p1"}, [], id="a bond of two cards"),
     pytest.param({}, {"bond0": "p1"}, ["p0", "bond0"], id="a bond of one port"),
@@ -215,6 +201,12 @@ def test_what_the_kernel_says_of_management_is_no_rail(node, seams, left):
     pytest.param({"/etc/rancher/k3s/config.yaml": "flannel-iface: [p1]"}, {}, ["p0"], id="k3s' interface"),
     pytest.param({"/etc/systemd/system/k3s.service": K3S_UNIT}, {}, ["p1"], id="the arguments of k3s"),
     pytest.param({"/proc/net/tcp": SSH, "/etc/ssh/sshd_config": "Port 2222"}, {}, ["p1"], id="SSH on another port"),
+    pytest.param({"seams": {"sessions": ["10.0.0.5"]}}, {}, ["p1"], id="our own session"),
+    pytest.param({"seams": {"routes": ECMP}}, {}, [], id="ECMP"),
+    pytest.param({"seams": {**OTHER_TABLE, "rules": [ALL]}}, {}, ["p0"], id="another table for all"),
+    pytest.param({"seams": {**OTHER_TABLE, "rules": [{**ALL, "iif": "lo"}]}}, {}, ["p0"], id="for our own"),
+    pytest.param({"seams": {**OTHER_TABLE, "rules": [{**ALL, "iif": "cni0"}]}}, {}, ["p0", "p1"], id="for the pods'"),
+    pytest.param({"seams": {**OTHER_TABLE, "rules": [OWN]}}, {}, ["p0", "p1"], id="for the rail's own address"),
 ])  # fmt: skip
 def test_members_and_management_are_no_rails(node, files, below, left):
     ports(node, "p0", "p1")
@@ -228,9 +220,12 @@ def test_members_and_management_are_no_rails(node, files, below, left):
                 node.write(f"{NET}/{name}/address", "a0:00:00:00:00:00")
         if master == "bond0":
             node.write(f"{NET}/bond0/bonding/slaves", members)
+    files = {**files}
+    more = files.pop("seams", {})
     for path, text in files.items():
         node.default_route(text) if path == "route" else node.write(path, text)
-    assert [rail["netdev"] for rail in node.facts(RAILS)["rails"]] == left
+    facts = gather(node.tree(), Seams.recorded({"addresses": node.addresses, **more}), RAILS)
+    assert [rail["netdev"] for rail in facts["rails"]] == left
 
 
 MULTI_PF = "/sys/kernel/debug/mlx5/0000:01:00.0/multi-pf"
