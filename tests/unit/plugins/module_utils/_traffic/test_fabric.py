@@ -34,20 +34,25 @@ def made(identity, port, cpus=None, gpu=None, tool="ib_write_bw", **sides):
 
 NO_GID = {"hca": "mlx5_0", "port": 1, "ip": None, "gid": None}
 CLASSES = {"server": {**NO_GID, "traffic_class": 106}, "client": {**NO_GID, "traffic_class": 0}}
-LAST = "-p 18600 -F -s 65536 -D 2"
+LAST, CUDA = "-p 18600 -F -s 65536 -D 2", "--use_cuda=3"
+NEAR, RXE = "taskset -c 0-31 ib_write_bw", "-d rxe0 -i 1 -x 1"
 
 
-@pytest.mark.parametrize(("tool", "sides", "server", "client"), [
-    ("ib_write_bw", {"server": {"hca": "mlx5_0", "port": 2, "gid": 3}},
-     f"-d mlx5_0 -i 2 -x 3 {LAST}", f"-d rxe0 -i 1 -x 1 {LAST} 127.0.0.1"),
-    ("ib_write_bw", {"server": NO_GID}, f"-d mlx5_0 -i 1 {LAST}", f"-d rxe0 -i 1 -x 1 {LAST} 127.0.0.1"),
-    ("ib_write_bw", CLASSES, f"-d mlx5_0 -i 1 --tclass=106 {LAST}", f"-d mlx5_0 -i 1 --tclass=0 {LAST} 127.0.0.1"),
-    ("rping", {}, "-s -a 10.0.0.1 -p 18600 -C 10", "-c -v -V -a 127.0.0.1 -p 18600 -C 10"),
+@pytest.mark.parametrize(("about", "server", "client"), [
+    ({"server": {"hca": "mlx5_0", "port": 2, "gid": 3}},
+     f"ib_write_bw -d mlx5_0 -i 2 -x 3 {LAST}", f"ib_write_bw {RXE} {LAST} 127.0.0.1"),
+    ({"server": NO_GID}, f"ib_write_bw -d mlx5_0 -i 1 {LAST}", f"ib_write_bw {RXE} {LAST} 127.0.0.1"),
+    (CLASSES, f"ib_write_bw -d mlx5_0 -i 1 --tclass=106 {LAST}",
+     f"ib_write_bw -d mlx5_0 -i 1 --tclass=0 {LAST} 127.0.0.1"),
+    ({"tool": "rping"}, "rping -s -a 10.0.0.1 -p 18600 -C 10", "rping -c -v -V -a 127.0.0.1 -p 18600 -C 10"),
+    ({"cpus": "0-31", "gpu": 3}, f"{NEAR} {RXE} {CUDA} {LAST}", f"{NEAR} {RXE} {CUDA} {LAST} 127.0.0.1"),
+    ({"cpus": "0-31", "gpu": 3, "client": {"dmabuf": True}}, f"{NEAR} {RXE} {CUDA} {LAST}",
+     f"{NEAR} {RXE} {CUDA} --use_cuda_dmabuf {LAST} 127.0.0.1"),
 ])  # fmt: skip
-def test_each_side_uses_its_own_hca_port_and_gid_and_rping_the_address(tool, sides, server, client):
-    test = made("a", 18600, tool=tool, **sides)
-    commands = (fabric.server_command(test, 2), fabric.client_command(test, 2))
-    assert [" ".join(command) for command in commands] == [f"{tool} {server}", f"{tool} {client}"]
+def test_each_side_uses_its_own_hca_port_and_gid_near_it_and_from_gpu_memory_on_request(about, server, client):
+    test = made("a", 18600, **about)
+    commands = (rounds.command({"id": "a", "role": role, "test": test}, 2) for role in ("server", "client"))
+    assert [" ".join(command) for command in commands] == [server, client]
 
 
 OK = {"ok": True, "error": None}
@@ -188,27 +193,6 @@ def test_counters_that_rise_during_a_test_are_reported(tmp_path, put, script):
     options = {**OPTIONS, "tool": script("fake", f"echo 9 >{counter}")}
     found = rounds.run(part("server", made("one", 18954)), options, Tree(str(tmp_path)))
     assert (found[0]["counters"], found[0]["counters_read"]) == ({"completer_retry_err": 5}, True)
-
-
-NEAR, CUDA = ["taskset", "-c", "0-31", "ib_write_bw"], ["--use_cuda=3"]
-
-
-@pytest.mark.parametrize(
-    ("cpus", "gpu", "dmabuf", "starts", "gpu_options"),
-    [
-        (None, None, False, ["ib_write_bw", "-d"], []),
-        ("0-31", 3, False, NEAR, CUDA),
-        ("0-31", 3, True, NEAR, [*CUDA, "--use_cuda_dmabuf"]),
-    ],
-)
-@pytest.mark.parametrize("role", ["client", "server"])
-def test_a_command_runs_near_its_hca_and_from_gpu_memory_on_request(role, cpus, gpu, dmabuf, starts, gpu_options):
-    test = made("one", 18800, cpus=cpus, gpu=gpu)
-    test[role]["dmabuf"] = dmabuf
-    argv = rounds.command({"id": "one", "role": role, "test": test}, 5)
-    assert argv[: len(starts)] == starts
-    assert [word for word in argv if "cuda" in word] == gpu_options
-    assert (argv[-1] == "127.0.0.1") == (role == "client")
 
 
 @pytest.mark.parametrize(
