@@ -12,6 +12,7 @@ differ. `Unknown symbol` is a third reason: the ib_core in memory exports none.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 from ..hca import driver, elf, paths, pci, pcie_path
@@ -37,10 +38,10 @@ class Diagnosis(NamedTuple):
     """verdict: a code for programs; mode: that of the facts; sentence and action: for people."""
 
     verdict: str
-    mode: str
     sentence: str
-    action: Optional[str]
-    evidence: list[str]
+    action: Optional[str] = None
+    evidence: Sequence[str] = ()
+    mode: str = "none"
 
 
 # The module exists, is wanted and cannot load; only an operator can fix it.
@@ -98,7 +99,6 @@ def _peermem_file(module: elf.ModuleFile) -> dict[str, Any]:
         "kernel": (module.info.get("vermagic", "").split() or [None])[0],
         "wants_symbol": wants if module.info else None,
         "crc": module.imports.get(SYMBOL),
-        "depends": module.depends,
     }
 
 
@@ -126,13 +126,13 @@ def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Option
         return facts
     missing = [name for name in ("gpus", "driver", "modules") if name not in facts]
     known = {**node_facts.gather(tree, seams, missing), **facts} if missing else facts
-    evidence, diagnosis = None, _say("no-gpu", "none", "There is no NVIDIA GPU on PCI.")
+    evidence, diagnosis = None, Diagnosis("no-gpu", "There is no NVIDIA GPU on PCI.")
     if any(gpu["vendor"] == pci.NVIDIA for gpu in known["gpus"]):
         evidence = examine(tree, known, seams, run if tree.live else None)
         diagnosis = diagnose(evidence)
         if not evidence["nvidia"]["loaded"] and diagnosis.verdict not in (*REFUSED, "no-driver"):
             step = "Install or load the NVIDIA driver; GPUDirect RDMA needs it."
-            diagnosis = _say("not-loaded", "none", "The nvidia module is not loaded.", step)
+            diagnosis = Diagnosis("not-loaded", "The nvidia module is not loaded.", step)
     unsure = evidence["dmabuf_doubts"] if evidence and diagnosis.mode == "dmabuf" else []
     verdict = {"mode": diagnosis.mode, "verdict": diagnosis.sentence, "action": diagnosis.action}
     return {**facts, "gpudirect": {**verdict, "not_verified": unsure, "evidence": evidence}}
@@ -232,78 +232,73 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
     """policy: auto, peermem (wanted even if dma-buf would do), dmabuf."""
     nvidia = evidence["nvidia"]
     if not nvidia["loaded"] and not nvidia["on_disk"]:
-        return _say(
+        return Diagnosis(
             "no-driver",
-            "none",
             f"The NVIDIA driver is not installed for kernel {evidence['kernel']}.",
             "Install the NVIDIA driver; GPUDirect RDMA needs it.",
         )
     dmabuf = nvidia["open"] is True and dmabuf_kernel(evidence["kernel"])
+    mode = "dmabuf" if dmabuf else "none"
     if evidence["legacy"]:
-        return _say(
+        return Diagnosis(
             "legacy",
-            "dmabuf" if dmabuf else "none",
             "The legacy module nv_peer_mem is installed, and it conflicts with nvidia_peermem.",
             "Remove the package nvidia-peer-memory-dkms (rpm: nvidia_peer_memory), then run again.",
             evidence["legacy"] + (["nv_peer_mem is loaded"] if evidence["loaded"][LEGACY] else []),
+            mode,
         )
     if evidence["loaded"]["nvidia_peermem"]:
-        return _say("loaded", "peermem", "nvidia_peermem is loaded: HCAs reach GPU memory through it.")
+        return Diagnosis("loaded", "nvidia_peermem is loaded: HCAs reach GPU memory through it.", mode="peermem")
     if dmabuf and policy != "peermem":
         unsure = evidence["dmabuf_doubts"]
         sentence = f"nvidia_peermem is not needed. {dmabuf_verdict(evidence['kernel'], unsure)}"
         grace = ["On bare-metal Grace dma-buf may need NVreg_GrdmaPciTopoCheckOverride=1 for nvidia."]
         known = evidence["architecture"] != "aarch64" or any("NVreg_" in text for text in unsure)
-        return _say("not-needed", "dmabuf", sentence, None, unsure if known else [*grace, *unsure])
-    return _peermem(evidence, dmabuf)
+        return Diagnosis("not-needed", sentence, None, unsure if known else [*grace, *unsure], mode)
+    return _peermem(evidence)._replace(mode=mode)
 
 
-def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
-    mode = "dmabuf" if dmabuf else "none"
+def _peermem(evidence: dict) -> Diagnosis:
     peermem, kernel = evidence["peermem"], evidence["kernel"]
     rebuild = f"Rebuild the NVIDIA driver for kernel {kernel} (dkms remove and install nvidia, -k {kernel})"
     if peermem is None:
-        return _say(
+        return Diagnosis(
             "missing-module",
-            mode,
             f"Kernel {kernel} has no module nvidia-peermem.",
             f"{rebuild}, or switch to the open kernel modules, which do not need it.",
         )
     path = peermem["path"]
     if peermem["wants_symbol"] is None:
-        return _say("unknown", mode, f"{path} cannot be read here.", "Install zstd on the node and run again.")
+        return Diagnosis("unknown", f"{path} cannot be read here.", "Install zstd on the node and run again.")
     if peermem["kernel"] and peermem["kernel"] != kernel:
-        return _say(
+        return Diagnosis(
             "wrong-kernel",
-            mode,
             f"{path} was built for kernel {peermem['kernel']}, but {kernel} is running.",
             f"{rebuild}.",
         )
     version = evidence["nvidia"]["version"]
     if version and peermem["version"] and version != peermem["version"]:
-        return _say(
+        return Diagnosis(
             "version-mismatch",
-            mode,
             f"{path} is from NVIDIA driver {peermem['version']}, but {version} is in use.",
             "Reboot, so that one NVIDIA driver is in memory and on disk."
             if evidence["nvidia"]["loaded"]
             else f"{rebuild}.",
         )
     if not peermem["wants_symbol"]:
-        return _stub(evidence, mode, rebuild, _tree_problem(evidence))
-    return _symbol(evidence, mode, rebuild) or _outlook(evidence, mode)
+        return _stub(evidence, rebuild, _tree_problem(evidence))
+    return _symbol(evidence, rebuild) or _outlook(evidence)
 
 
-def _symbol(evidence: dict, mode: str, rebuild: str) -> Optional[Diagnosis]:
+def _symbol(evidence: dict, rebuild: str) -> Optional[Diagnosis]:
     """The problem with the symbol that the module needs, on disk."""
     peermem, provider, kernel = evidence["peermem"], evidence["provider"], evidence["kernel"]
     path = peermem["path"]
     if provider is None:
         if evidence["unread"]:
-            return _say("unknown", mode, f"{evidence['unread'][0]} cannot be read here.", "Install zstd and run again.")
-        return _say(
+            return Diagnosis("unknown", f"{evidence['unread'][0]} cannot be read here.", "Install zstd and run again.")
+        return Diagnosis(
             "missing-symbol",
-            mode,
             f"{path} needs {SYMBOL}, which no module of kernel {kernel} exports: it was built for an OFED stack, but "
             "the inbox one is on disk.",
             "Install the OFED driver again (driver_flavor: doca), or switch to dma-buf (open NVIDIA kernel modules).",
@@ -317,60 +312,55 @@ def _symbol(evidence: dict, mode: str, rebuild: str) -> Optional[Diagnosis]:
     ]
     tree = _tree_problem(evidence)
     if tree and evidence["build_tree"]["crc"] != offered:
-        return _say("wrong-tree", mode, *_wrong_tree(evidence, tree), evidence_lines)
-    return _say(
+        return Diagnosis("wrong-tree", *_wrong_tree(evidence, tree), evidence_lines)
+    return Diagnosis(
         "crc-mismatch",
-        mode,
         f"{path} was built against another RDMA stack than the one on disk: the CRCs of {SYMBOL} differ.",
         f"{rebuild}; it then uses the symbols of the installed stack.",
         evidence_lines,
     )
 
 
-def _outlook(evidence: dict, mode: str) -> Diagnosis:
+def _outlook(evidence: dict) -> Diagnosis:
     """The result of loading a module that matches the stack on disk."""
     peermem, provider = evidence["peermem"], evidence["provider"]
     stale = evidence["loaded"]["ib_core"] and (evidence["in_memory"] is False or evidence["memory_agrees"] is False)
     if stale:
         seen = "does not export the symbol" if evidence["in_memory"] is False else "is not the one on disk"
-        return _say(
+        return Diagnosis(
             "stale-memory",
-            mode,
             f"On disk {peermem['path']} and {provider['path']} match, but the RDMA stack in memory {seen}.",
             "Reload the RDMA driver or reboot; nvidia_peermem then loads.",
         )
     if evidence["blocked_by"]:
-        return _say(
+        return Diagnosis(
             "blocked",
-            mode,
             f"nvidia_peermem would load, but {said(evidence['blocked_by'][0])}.",
             "Remove that line.",
         )
     unchecked = provider["crc"] is None or peermem["crc"] is None
-    return _say(
+    return Diagnosis(
         "ready",
-        mode,
         f"nvidia_peermem matches {provider['module']} and is not loaded yet.",
         "Load nvidia_peermem (kernel_modules does).",
         [f"CRCs of {SYMBOL} could not be compared: a kernel without module versions"] if unchecked else [],
     )
 
 
-def _stub(evidence: dict, mode: str, rebuild: str, tree: Optional[str]) -> Diagnosis:
+def _stub(evidence: dict, rebuild: str, tree: Optional[str]) -> Diagnosis:
     path = evidence["peermem"]["path"]
     seen = f"{path} is a stub: it was built without {SYMBOL} and refuses to load (Invalid argument, no kernel message)."
     offers = evidence["provider"] is not None
     if not evidence["ofed"] and not offers:
-        return _say(
+        return Diagnosis(
             "stub",
-            mode,
             seen,
             "Install the OFED driver first (driver_flavor: doca) and rebuild the NVIDIA driver after it, or switch to "
             "its open kernel modules (dma-buf).",
         )
     if tree:
-        return _say("wrong-tree", mode, *_wrong_tree(evidence, tree), [seen])
-    return _say("stub", mode, seen, f"{rebuild}; the installed RDMA stack has the symbol.")
+        return Diagnosis("wrong-tree", *_wrong_tree(evidence, tree), [seen])
+    return Diagnosis("stub", seen, f"{rebuild}; the installed RDMA stack has the symbol.")
 
 
 def _tree_problem(evidence: dict) -> Optional[str]:
@@ -394,9 +384,3 @@ def _wrong_tree(evidence: dict, problem: str) -> tuple[str, str]:
         f"Build the OFED driver for {kernel} (dkms install mlnx-ofed-kernel -k {kernel}), make sure that {OFA}/default "
         f"points to {kernel}'s sources, then rebuild the NVIDIA driver.",
     )
-
-
-def _say(
-    verdict: str, mode: str, sentence: str, action: Optional[str] = None, evidence: Optional[list[str]] = None
-) -> Diagnosis:
-    return Diagnosis(verdict, mode, sentence, action, evidence or [])

@@ -90,7 +90,7 @@ def test_what_is_as_it_was_is_left_alone(tmp_path):
     kernel.interface("new0", mtu="9000", flags="0x1003")
     kernel.write(NUMVFS, "2")
     kernel.write(VF_MAC, "02:00:00:00:00:01")
-    assert [" ".join(command.argv) for command in restoration(kernel.tree(), SAVED, {MAC: "new0"})] == SETTINGS[2:]
+    assert [" ".join(command) for command in restoration(kernel.tree(), SAVED, {MAC: "new0"})] == SETTINGS[2:]
     assert restoration(kernel.tree(), NO_VFS, {MAC: None}) == []
 
 
