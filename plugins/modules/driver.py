@@ -163,7 +163,7 @@ def read(root: str, run, ask_origins: bool = False, unpack=None) -> dict:
     seams = Seams.of(tree)
     facts = gpudirect.complete(gather(tree, seams, SUBSET), tree, seams, unpack)
     state = driver_state.read(tree, facts, seams, run, ask_origins)
-    evidence = facts["gpudirect"].get("evidence")
+    evidence = facts["gpudirect"]["evidence"]
     if evidence:
         diagnosis = gpudirect.diagnose(evidence)
         state["nvidia"] = {

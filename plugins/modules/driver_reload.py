@@ -138,16 +138,13 @@ def planned(module: AnsibleModule) -> dict:
 def apply(changes, given: dict | None, timeout: int, run, root: str = "/"):
     tree = Tree(root)
     for change in changes:
-        if change.action == "reload":
-            kept = save(tree, root, given)
-            reload(tree, run)
-        elif change.action == "remove":
+        if change.action == "remove":
             remove(under(root, change.object))
-            yield change
-            continue
         else:
-            kept = saved(tree)
-        restore(tree, root, kept, timeout, run)
+            kept = save(tree, root, given) if change.action == "reload" else saved(tree)
+            if change.action == "reload":
+                reload(tree, run)
+            restore(tree, root, kept, timeout, run)
         yield change
 
 

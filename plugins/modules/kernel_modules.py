@@ -89,9 +89,7 @@ def read(root: str, required: list[str], run=None) -> dict:
     tree = Tree(root)
     seams = Seams.of(tree)
     facts = with_times(complete(gather(tree, seams, SUBSET), tree, seams, run), tree)
-    more = [name for name in required if name not in facts["modules"]]
-    if more:
-        facts["modules"].update(modules.state(tree, more, facts["node"]["kernel"]))
+    facts["modules"].update(modules.state(tree, required))
     return facts
 
 
@@ -133,15 +131,14 @@ def main() -> None:
         supports_check_mode=True,
     )
     root = module.params["root"]
-    wanted = {key: module.params[key] for key in ("required", "ipoib", "gpudirect", "gpu_initiated")}
 
     def run(argv):
         return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
 
     converge(
         module,
-        read=lambda: read(root, wanted["required"], Runner(module)),
-        plan=lambda facts: plan(facts, wanted, root),
+        read=lambda: read(root, module.params["required"], Runner(module)),
+        plan=lambda facts: plan(facts, module.params, root),
         apply=lambda changes: apply(changes, root, run),
         more=lambda decided, _changes: {"stale_images": decided.stale_images},
     )

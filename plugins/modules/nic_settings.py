@@ -155,11 +155,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     root = module.params["root"]
-    wanted = {name: module.params[name] for name in ("traffic", "link_flap_allowed", "firmware", "firmware_allowed")}
     converge(
         module,
         read=lambda: read(module.params, module.run_command),
-        plan=lambda facts: plan(facts, wanted, root),
+        plan=lambda facts: plan(facts, module.params, root),
         apply=lambda changes: apply(changes, root, module.run_command),
     )
 

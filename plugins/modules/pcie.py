@@ -101,7 +101,6 @@ def main() -> None:
     )
     params = module.params
     read = Reader(params["root"], params["rails"])
-    wanted = {key: params[key] for key in ("acs", "read_request")}
 
     def run(argv):
         program = found(argv[0])
@@ -110,7 +109,7 @@ def main() -> None:
     def act(changes):
         return apply(changes, read.loader or pcie.GRUB, params["root"], run)
 
-    converge(module, read, lambda facts: pcie.plan(facts, wanted, params["root"]), act)
+    converge(module, read, lambda facts: pcie.plan(facts, params, params["root"]), act)
 
 
 if __name__ == "__main__":

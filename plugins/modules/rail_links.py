@@ -136,11 +136,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     root = module.params["root"]
-    wanted = {name: module.params[name] for name in ("settings", "source_routes")}
     converge(
         module,
         read=lambda: read(module.params),
-        plan=lambda facts: plan(facts, wanted, root),
+        plan=lambda facts: plan(facts, module.params, root),
         apply=lambda changes: apply(changes, root, module.run_command),
     )
 

@@ -119,7 +119,6 @@ def main() -> None:
         supports_check_mode=True,
     )
     root = module.params["root"]
-    wanted = {key: module.params[key] for key in ("mode", "override_allowed")}
     set_running = Setter(module.params["retry_seconds"])
     facts: dict = {}
 
@@ -130,7 +129,7 @@ def main() -> None:
     converge(
         module,
         read=read_again,
-        plan=lambda facts: plan(facts, wanted, root, busy=set_running.busy),
+        plan=lambda facts: plan(facts, module.params, root, busy=set_running.busy),
         apply=lambda changes: apply(changes, root, set_running),
         more=lambda decided, _changes: {"mode": facts["subsystem"]["netns_mode"], "stale_images": decided.stale_images},
     )

@@ -61,16 +61,15 @@ def main() -> None:
         supports_check_mode=True,
     )
     root = module.params["root"]
-    wanted = {key: module.params[key] for key in ("services", "memlock")}
     try:
-        parse(wanted["memlock"])
+        parse(module.params["memlock"])
     except ValueError as error:
         module.fail_json(msg=f"memlock: {error}")
 
     converge(
         module,
-        read=lambda: read(root, wanted["services"]),
-        plan=lambda facts: plan(facts, wanted, root),
+        read=lambda: read(root, module.params["services"]),
+        plan=lambda facts: plan(facts, module.params, root),
         apply=lambda changes: apply_units(root, changes, module.run_command),
     )
 

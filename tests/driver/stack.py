@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import subprocess
-import textwrap
 
 MODULES = ("mlx_compat", "mlx5_core", "mlx5_ib")
 NAME = "mlnx-ofed-kernel"
@@ -173,14 +172,10 @@ class Repository:
             )
         index = "\n".join(stanzas)
         (self.folder / "Packages").write_text(index)
-        release = textwrap.dedent(
-            f"""\
-            Origin: gpufabric
-            Label: {label}
-            Date: {_run("date", "--utc", "--rfc-email", "--date=yesterday").strip()}
-            SHA256:
-             {hashlib.sha256(index.encode()).hexdigest()} {len(index.encode())} Packages
-            """
+        digest = hashlib.sha256(index.encode()).hexdigest()
+        date = _run("date", "--utc", "--rfc-email", "--date=yesterday").strip()
+        release = (
+            f"Origin: gpufabric\nLabel: {label}\nDate: {date}\nSHA256:\n {digest} {len(index.encode())} Packages\n"
         )
         (self.folder / "InRelease").write_bytes(key.clearsign(release))
         return self
@@ -198,12 +193,12 @@ def tools(folder: pathlib.Path, status: str, kernel: str, target: pathlib.Path, 
     """A repository in target with dkms, compiler and headers, resolved against a dpkg status by this machine's apt."""
     (folder / "archives/partial").mkdir(parents=True)
     (folder / "status").write_text(status)
-    options = {
-        "Dir::State::status": folder / "status",
-        "Dir::Cache::archives": folder / "archives",
-        "APT::Sandbox::User": "root",
-    }
-    flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    options = (
+        f"Dir::State::status={folder}/status",
+        f"Dir::Cache::archives={folder}/archives",
+        "APT::Sandbox::User=root",
+    )
+    flags = [word for option in options for word in ("-o", option)]
     wanted = ["dkms", f"linux-headers-{kernel}"]
     _run("apt-get", *flags, "install", "--yes", "--download-only", "--no-install-recommends", *wanted)
     repository = Repository(target)

@@ -12,8 +12,8 @@ import shutil
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import packages
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect, module_file
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, elf
 from ansible_collections.gpufabric.rdma.tests.driver import root as roots
 from ansible_collections.gpufabric.rdma.tests.driver import stack
 
@@ -112,12 +112,9 @@ def tools(driver, tmp_path_factory):
     driver.root.run("apt-get -q update")
 
 
+# Faults of a repository are in tests/unit/plugins/module_utils/_driver/test_trial.py.
 FAULTS = {
     "key": ({"key": "stranger"}, "key of the driver repository"),
-    "signature": ({"name": "strange"}, "wanted signed by the key"),
-    "package": ({"name": "altered"}, "the bytes that the repository's signed index promises"),
-    "sha256": ({"sha256": {BASE: "0" * 64}}, f"SHA-256 {'0' * 64}, as in the lock"),
-    "version": ({"version": "9.9.9"}, "the repository offers 3.2.1-044000"),
     "build": ({"name": "broken"}, "this kernel has no struct devlink_port_ops"),
 }
 
@@ -205,7 +202,7 @@ def crc(root, module: str) -> str:
     path = root.run(f"modinfo -k {root.kernel} -n {module}")
     root.run(f"case {path} in *.xz) xz -dc {path} ;; *) cat {path} ;; esac > /srv/driver/module.ko")
     tree = Tree(str(root.given))
-    found = module_file.read(tree, "/module.ko")
+    found = elf.module_file(tree, "/module.ko")
     return found.exports.get(gpudirect.SYMBOL) or found.imports.get(gpudirect.SYMBOL)
 
 

@@ -1,7 +1,7 @@
 """The driver role on a lab node with its own kernel: packages by apt, modules by DKMS, reboots.
 
 It needs a separate lab node and many minutes under emulation: tests/run-driver-lab brings the node up and removes it.
-test_in_root.py covers everything that needs no booted node, including all kinds of faults.
+test_in_root.py covers everything that needs no booted node: faults, downgrades, a rebuilt NVIDIA driver.
 
 The tests build on one another and run in this order. The repositories are in the lab's folder, so after a failure a
 restored snapshot of the node can continue.
@@ -22,7 +22,6 @@ NODE = os.environ.get("DRIVER_LAB")
 STATE = pathlib.Path(os.environ.get("LAB_DIR") or ROOT / ".lab")
 THERE = "/srv/driver-test"
 TOOLS = "/etc/apt/sources.list.d/driver-test-tools.sources"
-KERNEL_PACKAGE = "mlnx-ofed-kernel-dkms"
 
 pytestmark = pytest.mark.skipif(not NODE, reason="not verified: needs a separate lab node (DRIVER_LAB=node1)")
 
@@ -130,7 +129,7 @@ SECOND = {"driver_version": "3.3.0"}
 
 @pytest.mark.usefixtures("tools")
 def test_a_build_that_fails_stops_the_run_before_the_driver_changes(node):
-    """One fault through the role; test_in_root.py has all kinds."""
+    """One fault through the role."""
     stops(node, "this kernel has no struct devlink_port_ops", repository="broken", **SECOND)
 
 
@@ -173,19 +172,10 @@ def test_a_reload_is_refused_where_the_way_in_goes_over_the_hca(node):
 
 
 def test_the_upgrade_reboots(node):
-    # Without the trial build, which installation and downgrade include.
+    # Without the trial build, which the installation includes.
     code, output = node.play("second", driver_flavor="doca", reboot_allowed=True, driver_trial_build=False, **SECOND)
     assert code == 0, output
     assert node.loaded() == "26.01.1.0.0"
-
-
-def test_a_downgrade_on_consent_goes_back_to_the_first_version(node):
-    code, output = node.play(driver_flavor="doca", driver_downgrade_allowed=True, reboot_allowed=False)
-    assert code == 0, output
-    versions = node.ssh(f"dpkg-query -W -f '${{Version}} ' doca-ofed {KERNEL_PACKAGE}; modinfo -F version mlx5_core")
-    assert versions.split() == ["3.2.1-044000", f"{stack.RELEASES['3.2.1']}-1", "25.10.1.6.6"]
-    assert "Reboot pending" in output, output
-    assert node.loaded() == "26.01.1.0.0"  # until the reboot, which the next test allows
 
 
 def test_back_to_inbox(node):

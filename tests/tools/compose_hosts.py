@@ -12,7 +12,6 @@ import lzma
 import os
 import pathlib
 import struct
-import zlib
 from functools import cache
 
 import yaml
@@ -88,15 +87,19 @@ def digest(text: str) -> str:
     return hashlib.md5(text.encode()).hexdigest()
 
 
-def kernel_module(arch: str, fields: dict) -> bytes:
-    """The smallest ELF file with a .modinfo section."""
+def kernel_module(fields: dict, order: str = "<", build_id: bytes = b"") -> bytes:
+    """The smallest ELF file with a .modinfo section and, on request, a note with a build id."""
     info = b"".join(f"{key}={value}\0".encode() for key, value in fields.items())
-    names = b"\0.modinfo\0.shstrtab\0"
-    elf = (b"\x7fELF", 2, 1, 1, 0, 1, 183 if arch == "aarch64" else 62, 1, 0, 0)
-    header = struct.pack("<4sBBBB8xHHIQQQIHHHHHH", *elf, 64 + len(info) + len(names), 0, 64, 0, 0, 64, 3, 2)
-    section = struct.Struct("<IIQQQQIIQQ")
-    sections = section.pack(*[0] * 10) + section.pack(1, 1, 2, 0, 64, len(info), 0, 0, 1, 0)
-    return header + info + names + sections + section.pack(10, 3, 0, 0, 64 + len(info), len(names), 0, 0, 1, 0)
+    strings = b"\0.shstrtab\0.modinfo\0.note.gnu.build-id\0"
+    parts = {b".shstrtab": strings, b".modinfo": info, **({b".note.gnu.build-id": build_id} if build_id else {})}
+    table = 64 + sum(map(len, parts.values()))
+    header = b"\x7fELF\x02" + (b"\x01" if order == "<" else b"\x02") + b"\x01" + bytes(9)
+    header += struct.pack(order + "HHIQQQIHHHHHH", 1, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, len(parts) + 1, 1)
+    sections, offset = bytes(64), 64
+    for name, content in parts.items():
+        sections += struct.pack(order + "IIQQQQIIQQ", strings.index(name), 1, 0, 0, offset, len(content), 0, 0, 1, 0)
+        offset += len(content)
+    return header + b"".join(parts.values()) + sections
 
 
 class Node:
@@ -349,10 +352,10 @@ class Node:
 
     def port(
         self, folder, rate, layer="Ethernet", state="4: ACTIVE", phys="5: LinkUp", lid="0x0", sm_lid="0x0", gids=(),
-        slots="16", cap_mask="0x04010000",
+        slots="16",
     ):  # fmt: skip
-        self.put(folder, state=state, phys_state=phys, rate=table()["rates"][rate], link_layer=layer, lid=lid)
-        self.put(folder, sm_lid=sm_lid, lid_mask_count="0", sm_sl="0", cap_mask=cap_mask)
+        self.put(folder, state=state, phys_state=phys, rate=table()["rates"][rate], link_layer=layer)
+        self.put(folder, lid=lid, sm_lid=sm_lid)
         self.put(f"{folder}/pkeys", **{"0": "0xffff"})
         used = {index: entry for index, *entry in gid_table(gids)}
         for index in {*range(int(slots)), *used}:
@@ -388,7 +391,7 @@ class Node:
         self.card(at, model, infiniband=True, below=below, **of_card)
         guid = mlx5_guid(mac)
         self.ipoib(netdev, at, guid, umcast="0", cidr=cidr)
-        port = {"rate": rate, "layer": "InfiniBand", "slots": "8", "cap_mask": "0xa741e848", "lid": lid}
+        port = {"rate": rate, "layer": "InfiniBand", "slots": "8", "lid": lid}
         gids = [{"gid": f"fe80:0000:0000:0000:{guid}"}]
         system = mlx5_guid(system_guid) if system_guid else None
         self.hca(hca, at, guid, [{**port, "sm_lid": "0x1", "gids": gids}], model, system_guid=system)
@@ -420,11 +423,11 @@ class Node:
 
     # Modules, packages, services.
 
-    def modules(self, loaded, available=None, ofed=None, disk_ofed=None, versions=None, sizes=None, suffix=""):
+    def modules(self, loaded, available=None, ofed=None, disk_ofed=None, versions=None, suffix=""):
         """Loaded modules and those on disk, all known ones if `available` is empty. ofed: version of the MLNX_OFED or
         DOCA build that is loaded; disk_ofed: the one on disk, if it differs."""
         loaded, available = self.expand(loaded), self.expand(available or ())
-        disk, versions, sizes = disk_ofed or ofed, versions or {}, sizes or {}
+        disk, versions = disk_ofed or ofed, versions or {}
         absent = {"mlx_compat", "nvidia", "nvidia_peermem"} - {*loaded}
         on_disk = [*loaded, *available] if available else [name for name in table()["modules"] if name not in absent]
         base, dependencies = f"/usr/lib/modules/{self.kernel}", []
@@ -435,15 +438,9 @@ class Node:
             if name in table()["read_modules"]:
                 self.module_file(f"{base}/{place}{suffix}", name, needs, disk, versions.get(name))
         self.put(base, **{"modules.dep": "\n".join(sorted(dependencies)), "modules.builtin": ""})
-        users = {name: [user for user in loaded if name in self.module(user, ofed)[1]] for name in loaded}
-        lines = []
-        for name in sorted(loaded):
-            size = sizes.get(name, 16384 * (2 + zlib.crc32(name.encode()) % 24))
-            holders = "".join(f"{user}," for user in users[name]) or "-"
-            taint = " (POE)" if name.startswith("nvidia") else " (OE)" if self.replaced(name, ofed) else ""
-            lines.append(f"{name} {size} {len(users[name])} {holders} Live 0x0000000000000000{taint}")
-            self.live(name, users[name], self.module_fields(name, ofed, versions.get(name)))
-        self.put("/proc", modules="\n".join(lines))
+        for name in loaded:
+            users = [user for user in loaded if name in self.module(user, ofed)[1]]
+            self.live(name, users, self.module_fields(name, ofed, versions.get(name)))
 
     def live(self, name, users, fields):
         folder = f"/sys/module/{name}"
@@ -487,7 +484,7 @@ class Node:
             self.file(path, "")
             self.seams["modinfo"][path.replace("/usr/lib/", "/lib/", 1)] = {"filename": path, **fields}
             return
-        content = kernel_module(self.arch, fields)
+        content = kernel_module(fields)
         if path.endswith(".xz"):
             content = lzma.compress(content, check=lzma.CHECK_CRC32)
         self.binary[path] = base64.b64encode(content).decode()

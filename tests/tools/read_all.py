@@ -33,10 +33,12 @@ def main():
         name = path.relative_to(ROOT / "plugins").with_suffix("").as_posix().replace("/", ".")
         importlib.import_module(f"{PACKAGE}.{name}".removesuffix(".__init__"))
     lay_out()
-    hca, read = (importlib.import_module(f"{PACKAGE}.module_utils.{name}") for name in ("hca", "hca.facts"))
+    names = ("hca", "hca.facts", "_host.gpudirect")
+    hca, read, gpudirect = (importlib.import_module(f"{PACKAGE}.module_utils.{name}") for name in names)
     facts = {}
     for folder in sorted(LAID_OUT.iterdir()):
-        facts[folder.name] = read.gather(hca.Tree(str(folder)), software_hcas=True)
+        tree = hca.Tree(str(folder))
+        facts[folder.name] = gpudirect.complete(read.gather(tree, software_hcas=True), tree)
     json.dump(facts, sys.stdout, indent=1, sort_keys=True)
 
 

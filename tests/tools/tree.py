@@ -126,6 +126,7 @@ def lay_out(fixture: dict, target: str | os.PathLike) -> pathlib.Path:
 
 def facts(name: str, **options: object) -> dict:
     """The result of hca_facts for a node; a copy each time. Needs the collection on Python's path."""
+    from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import complete
     from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
     from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
     from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -135,7 +136,7 @@ def facts(name: str, **options: object) -> dict:
         # Thousands of small files: kept in memory if possible.
         with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
             root = Tree(str(lay_out(load(name), folder)))
-            _FACTS[key] = gather(root, Seams.of(root), **options)
+            _FACTS[key] = complete(gather(root, Seams.of(root), **options), root, Seams.of(root))
     return copy.deepcopy(_FACTS[key])
 
 

@@ -6,7 +6,6 @@ kernel: everything of the function is gone.
 """
 
 import contextlib
-import json
 import os
 
 import pytest
@@ -34,8 +33,8 @@ FACTS = {
             ("enp1s0f0np0", "a0:88:c2:a7:5c:d4", 1500, "up", "p0", True)
         ],
         "hcas/mlx5_0/netdevs/enp1s0f0np0/addresses": ["198.51.100.253/23", "fe80::a288:c2ff:fea7:5cd4/64"],
-        "hcas/mlx5_0/ports/[*] number state phys_state link_layer netdev active_mtu max_mtu": [
-            (1, "ACTIVE", "LinkUp", "Ethernet", "enp1s0f0np0", 1024, UNKNOWN_MTU)
+        "hcas/mlx5_0/ports/[*] number state phys_state link_layer netdev active_mtu": [
+            (1, "ACTIVE", "LinkUp", "Ethernet", "enp1s0f0np0", 1024)
         ],
         "hcas/mlx5_0/ports/1/gids/[*]/type": ["IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2"],
         "hcas/mlx5_1/ports/[*] number state phys_state netdev gids": [(1, "DOWN", "Disabled", "enp1s0f1np1", [])],
@@ -43,7 +42,6 @@ FACTS = {
         "gpus/[*] address device model": [("0009:01:00.0", "2342", "NVIDIA GH200 480GB")],
         "modules mlx5_core/loaded nvidia_peermem/loaded nv_peer_mem/loaded": (True, True, False),
         "driver installed/flavor on_disk/flavor loaded/flavor agree": ("inbox", "inbox", "inbox", True),
-        "gpudirect/mode": "peermem",
         # Port 1 carries the default route, port 2 is the card's unused one: either can only be a named rail.
         "rails": [],
         "not_rails/[*]/hca": ["mlx5_0", "mlx5_1"],
@@ -364,25 +362,3 @@ def test_a_nic_that_is_no_rail_changes_nothing(tmp_path, name, below, at):
     )
     if before["gpus"] and before["rails"]:
         assert after["rails"] == before["rails"]
-
-
-ECMP = [{"dst": "default", "nexthops": [{"dev": "ens1np0"}, {"dev": "ens2np0"}]}]
-OTHER_TABLE = [{"dst": "default", "dev": "ens2np0", "table": 100}]
-ALL, OWN = ({"table": 100, "src": source} for source in ("all", "10.18.1.1/32"))
-
-
-@pytest.mark.parametrize(("seams", "k3s", "left"), [
-    ({"routes": ECMP}, "", []),
-    ({"routes": OTHER_TABLE, "rules": [ALL]}, "", ["ens1np0"]),
-    ({"routes": OTHER_TABLE, "rules": [{**ALL, "iif": "lo"}]}, "", ["ens1np0"]),
-    ({"routes": OTHER_TABLE, "rules": [{**ALL, "iif": "cni0"}]}, "", ["ens1np0", "ens2np0"]),
-    ({"routes": OTHER_TABLE, "rules": [OWN]}, "", ["ens1np0", "ens2np0"]),  # a gateway for the rail's own address
-    ({"sessions": ["10.18.0.1"]}, "", ["ens2np0"]),
-    ({}, 'token: x\nnode-ip: "10.18.1.1"\n', ["ens1np0"]),
-])  # fmt: skip
-def test_what_management_uses_is_no_rail(tmp_path, seams, k3s, left):
-    root = tree.lay_out(tree.load("two-cards-cx6dx"), tmp_path)
-    recorded = json.loads((root / ".seams.json").read_text())
-    (root / ".seams.json").write_text(json.dumps({**recorded, **seams}))
-    with written(root / "etc/rancher/k3s/config.yaml", k3s):
-        assert [rail["netdev"] for rail in rails_of(root)["rails"]] == left

@@ -4,7 +4,7 @@ import pytest
 
 MODULES = ("mlx5_core", "mlx5_ib", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm")
 SERVICES = ("k3s", "k3s-agent", "containerd")
-HCAS = {f"rxe{rail}": f"eth{rail + 2}" for rail in range(8)}
+HCAS = [f"rxe{rail}" for rail in range(8)]
 OUR_FILES = (
     "/etc/modules-load.d/gpufabric-rdma.conf",
     "/etc/modprobe.d/zz-gpufabric-rdma.conf",
@@ -55,22 +55,9 @@ def test_systemd_finds_nothing_wrong_with_the_drop_ins(host):
     assert host.run("systemd-analyze verify containerd.service").stderr == ""
 
 
-def test_every_rail_has_an_active_hca(host):
-    links = dict.fromkeys(HCAS)
-    for line in host.check_output("rdma link show").splitlines():
-        words = line.split()  # link rxe0/1 state ACTIVE physical_state LINK_UP netdev eth2
-        links[words[1].removesuffix("/1")] = (words[3], words[-1])
-    assert links == {hca: ("ACTIVE", netdev) for hca, netdev in HCAS.items()}
-
-
-def test_verbs_open_every_hca(host):
-    assert host.check_output("ibv_devices").split()[5::2] == sorted(HCAS)
-    assert host.file("/dev/infiniband/rdma_cm").exists
-
-
 def test_a_network_namespace_of_its_own_sees_the_hcas(host):
     """The purpose of shared mode; in exclusive mode the list is empty."""
-    assert host.check_output("unshare --net ls /sys/class/infiniband").split() == sorted(HCAS)
+    assert host.check_output("unshare --net ls /sys/class/infiniband").split() == HCAS
 
 
 def test_the_initramfs_has_todays_module_options(host):

@@ -1,7 +1,7 @@
 """The change gate: may this node's driver change, and by reload or by reboot?
 
-Pure: facts, risks (_driver.risk.read) and answers in, one Decision out. Each reason lists the ways it blocks; a way
-without a reason is open. A reload is preferred to a reboot. If no way is left, or the installation itself is blocked,
+Pure: facts, risks (_driver.risk.read) and answers in, one Decision out. Each finding blocks some ways; a way that none
+blocks is open. A reload is preferred to a reboot. If no way is left, or the installation itself is blocked,
 the gate refuses before anything on the node changes.
 """
 
@@ -23,33 +23,27 @@ NOTHING, RELOAD, REBOOT, REFUSE = "nothing", "reload", "reboot", "refuse"
 INSTALL = "install"
 EVERYTHING = (INSTALL, RELOAD, REBOOT)
 ACTIVATION = (RELOAD, REBOOT)
+# The ways that a finding blocks, by its id; all others rule out a reload. The options whose consent would open them.
+_CLOSES = {
+    **dict.fromkeys(("container", "cluster-operator", "operator-blacklist", "secure-boot", "name-change"), EVERYTHING),
+    **dict.fromkeys(("blocked", "pods"), ACTIVATION),
+    "next-kernel": (REBOOT,),
+}
+_CONSENTS = {"name-change": "rename_allowed", "pods": "drain_allowed"}
 _LOGIN = re.compile(r"session-\w+\.scope|user@\d+\.service")  # more than the process: a user's whole session
 _few = functools.partial(listing, most=4)
-
-
-class Reason(NamedTuple):
-    """Why ways are blocked. consent: the unset variable that would open them."""
-
-    finding: Finding
-    closes: tuple[str, ...]
-    consent: Optional[str] = None
-
-    @classmethod
-    def of(cls, obj: str, wanted: str, seen: str, step: str, code: str, *rest: Any) -> Reason:
-        return cls(Finding(obj, wanted, seen, step, code), *rest)
 
 
 class Decision(NamedTuple):
     verdict: str
     summary: str
-    reasons: list[Reason]
+    findings: list[Finding]
     steps: list[str]
     consents: list[str]
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        kept = {name: value for name, value in self._asdict().items() if name != "reasons"}
-        return {**kept, "findings": [reason.finding._asdict() for reason in self.reasons]}
+        return {**self._asdict(), "findings": [finding._asdict() for finding in self.findings]}
 
 
 def decide(facts: dict, risk: dict, wanted: dict) -> Decision:
@@ -60,27 +54,28 @@ def decide(facts: dict, risk: dict, wanted: dict) -> Decision:
     needed = _needed(facts, wanted)
     if not needed and not wanted.get("change"):
         return Decision(NOTHING, _nothing(facts), [], [], [], _notes(facts, risk))
-    reasons = list(_reasons(facts, risk, wanted))
-    closed = {way for reason in reasons for way in reason.closes}
+    findings = list(_findings(facts, risk, wanted))
+    closed = {way for finding in findings for way in _closes(finding)}
     activation = wanted.get("activation") or "auto"
     ways = [way for way in ACTIVATION if activation in ("auto", way)]
-    consents = sorted({reason.consent for reason in reasons if reason.consent})
+    unset = {_CONSENTS[finding.id] for finding in findings if finding.id in _CONSENTS}
+    consents = sorted(f"driver_{option}" for option in unset if wanted.get(option) is None)
     notes = _notes(facts, risk)
     if wanted.get("change") and INSTALL in closed:
-        refusing = [reason for reason in reasons if INSTALL in reason.closes]
-        return Decision(REFUSE, _refusal(refusing), reasons, [], consents, notes)
+        refusing = [finding for finding in findings if INSTALL in _closes(finding)]
+        return Decision(REFUSE, _refusal(refusing), findings, [], consents, notes)
     if not needed:
         summary = f"{wanted['change']}; no module of the stack is in memory, so the next load uses the new ones."
-        return Decision(NOTHING, summary, reasons, [], [], notes)
+        return Decision(NOTHING, summary, findings, [], [], notes)
     verdict = next((way for way in ways if way not in closed), REFUSE)
-    deciding = [reason for reason in reasons if set(ways) & set(reason.closes)]
     if verdict == REFUSE:
-        return Decision(REFUSE, _refusal(deciding), reasons, [], consents, notes)
+        deciding = [finding for finding in findings if set(ways) & set(_closes(finding))]
+        return Decision(REFUSE, _refusal(deciding), findings, [], consents, notes)
     # Consent for a way not taken is not needed.
     unasked = verdict == RELOAD and wanted.get("reload_allowed") is None
     consents = ["driver_reload_allowed"] if unasked else []
-    summary = _summary(verdict, needed, reasons)
-    return Decision(verdict, summary, reasons, _steps(verdict, risk, wanted), consents, notes)
+    summary = _summary(verdict, needed, findings)
+    return Decision(verdict, summary, findings, _steps(verdict, risk, wanted), consents, notes)
 
 
 def _needed(facts: dict, wanted: dict) -> Optional[str]:
@@ -104,15 +99,15 @@ def _nothing(facts: dict) -> str:
     return f"Memory and disk hold the same driver: {stack(driver['loaded'])}."
 
 
-def _refusal(reasons: list[Reason]) -> str:
-    objects = list(dict.fromkeys(reason.finding.object for reason in reasons))
+def _refusal(findings: list[Finding]) -> str:
+    objects = dict.fromkeys(finding.object for finding in findings)
     return f"The driver stays unchanged because of {_few(objects)}."
 
 
-def _summary(verdict: str, needed: str, reasons: list[Reason]) -> str:
+def _summary(verdict: str, needed: str, findings: list[Finding]) -> str:
     if verdict == RELOAD:
         return f"A driver reload is enough: {needed}."
-    against = [reason.finding.object for reason in reasons if RELOAD in reason.closes]
+    against = [finding.object for finding in findings if RELOAD in _closes(finding)]
     why = f"a reload is ruled out by {_few(dict.fromkeys(against))}" if against else "a reboot was asked for"
     return f"A reboot is needed: {needed}; {why}."
 
@@ -147,22 +142,22 @@ def _kept(risk: dict) -> str:
     return ", ".join(parts)
 
 
-def _reasons(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
-    yield from (Reason(finding, EVERYTHING) for finding in _ownership(facts, risk))
+def _findings(facts: dict, risk: dict, wanted: dict) -> Iterator[Finding]:
+    yield from _ownership(facts, risk)
     yield from _bootable(facts, risk, wanted)
     yield from _names(risk, wanted)
     yield from _workloads(risk, wanted)
-    for finding in (*_reachability(risk), *_users(risk, wanted), *_lost_by_reload(risk)):
-        yield Reason(finding, (RELOAD,))
+    yield from _reachability(risk)
+    yield from _users(risk, wanted)
+    yield from _lost_by_reload(risk)
     if wanted.get("reload_allowed") is False:
-        yield Reason.of(
-            "driver_reload_allowed",
-            "true for a reload",
-            "false",
-            "set it to true, or reboot",
-            "reload-denied",
-            (RELOAD,),
+        yield Finding(
+            "driver_reload_allowed", "true for a reload", "false", "set it to true, or reboot", "reload-denied"
         )
+
+
+def _closes(finding: Finding) -> tuple[str, ...]:
+    return _CLOSES.get(finding.id, (RELOAD,))
 
 
 def _ownership(facts: dict, risk: dict) -> Iterator[Finding]:
@@ -198,42 +193,39 @@ def _ownership(facts: dict, risk: dict) -> Iterator[Finding]:
             )
 
 
-def _bootable(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
+def _bootable(facts: dict, risk: dict, wanted: dict) -> Iterator[Finding]:
     """What would keep the new modules from loading now or at the next boot."""
     left_behind = {path for operator in risk["operators"] for path in operator["blacklists"]}
     for name in ("mlx5_core", "mlx5_ib", "ib_core"):
         for block in (facts["modules"].get(name) or {}).get("blocked_by", []):
             if block["path"] not in left_behind:
-                yield Reason.of(
+                yield Finding(
                     f"module {name}",
                     "loadable",
                     said(block),
                     "remove that line: the module would not load after a reload or reboot",
                     "blocked",
-                    ACTIVATION,
                 )
     secure = risk["secure_boot"]
     if secure["signatures_required"] and wanted.get("signed") is not True and not secure["dkms_key_enrolled"]:
         key = secure["dkms_key"]
-        yield Reason.of(
+        yield Finding(
             "Secure Boot",
             "modules signed with a key that the firmware trusts",
             f"{_lock(secure)}; {f'the DKMS key {key} is not enrolled' if key else 'DKMS has no signing key here'}",
             f"enrol the key (mokutil --import {key or '/var/lib/dkms/mok.pub'}, then confirm on the console at the "
             "next boot), choose signed modules (driver_flavor: ubuntu_archive or inbox), or disable Secure Boot",
             "secure-boot",
-            EVERYTHING,
         )
     kernel = risk.get("next_kernel")
     if kernel and kernel["has_stack"] is False:
-        yield Reason.of(
+        yield Finding(
             f"kernel {kernel['release']}",
             "the driver built for the kernel of the next boot",
             f"none: {kernel['release']} would come up with the inbox driver",
             f"install its headers and build (dkms autoinstall -k {kernel['release']}), or make "
             f"{facts['node']['kernel']} the default boot kernel",
             "next-kernel",
-            (REBOOT,),
         )
 
 
@@ -243,30 +235,28 @@ def _lock(secure: dict) -> str:
     return f"kernel lockdown {secure['lockdown']}" if secure["lockdown"] != "none" else "the kernel enforces signatures"
 
 
-def _names(risk: dict, wanted: dict) -> Iterator[Reason]:
+def _names(risk: dict, wanted: dict) -> Iterator[Finding]:
     """A node is lost if the interface of its management access changes its name."""
     if wanted.get("rename_allowed") is True:
         return
     for interface in risk["named"]:
         places = [f"{place['path']}:{place['line']}" for place in interface["places"]]
-        yield Reason.of(
+        yield Finding(
             f"interface {interface['netdev']}",
             "an interface that carries management configured by its MAC: another driver may show other port names",
             f"{_few(places)} {'has' if len(places) == 1 else 'have'} the name {interface['netdev']}",
             f"match {interface['mac']} there, or tie the name to it with a .link file, or set "
             "driver_rename_allowed: true if the node can be reached in another way",
             "name-change",
-            EVERYTHING,
-            None if wanted.get("rename_allowed") is False else "driver_rename_allowed",
         )
 
 
-def _workloads(risk: dict, wanted: dict) -> Iterator[Reason]:
+def _workloads(risk: dict, wanted: dict) -> Iterator[Finding]:
     if not risk["pods"] or wanted.get("drain_allowed") is True:
         return
     names = [f"{pod['namespace']}/{pod['name']}" for pod in risk["pods"]]
     denied = wanted.get("drain_allowed") is False
-    yield Reason.of(
+    yield Finding(
         f"{len(names)} running {'pod' if len(names) == 1 else 'pods'}",
         "a drained node",
         _few(names),
@@ -274,8 +264,6 @@ def _workloads(risk: dict, wanted: dict) -> Iterator[Reason]:
         if denied
         else "set driver_drain_allowed: true (cordon and drain before, uncordon after), or drain the node yourself",
         "pods",
-        ACTIVATION,
-        None if denied else "driver_drain_allowed",
     )
 
 

@@ -7,7 +7,6 @@ RPM system runs there.
 from __future__ import annotations
 
 import re
-from itertools import zip_longest
 from typing import Callable, Optional
 
 from .._core.files import HEADER
@@ -301,13 +300,15 @@ def parse_repoquery(installed: str, available: str) -> dict[str, dict]:
 # --- versions, as dpkg compares them (deb-version(7)); those of RPM without `^` compare the same ----------------------
 
 
-def compare(left: str, right: str) -> int:
-    """Below zero if left is older, zero if equal, above zero if newer."""
-    for part, other in zip(_parts(left), _parts(right)):
-        order = _compare_part(part, other)
-        if order:
-            return order
-    return 0
+def order(version: str) -> tuple[list[tuple[list[int], int]], ...]:
+    """Sort key: epoch, upstream version and revision, each as alternating runs of other characters and digits."""
+    epoch, _colon, rest = version.rpartition(":")
+    upstream, dash, revision = rest.rpartition("-")
+    parts = (epoch, upstream, revision) if dash else (epoch, rest, "")
+    return tuple(
+        [([*map(_weight, text), 0], int(number or 0)) for text, number in re.findall(r"([^0-9]*)([0-9]*)", part or "0")]
+        for part in parts
+    )
 
 
 def satisfies(version: str, wanted: str) -> bool:
@@ -316,30 +317,8 @@ def satisfies(version: str, wanted: str) -> bool:
     return bare == wanted or version == wanted or re.match(rf"{re.escape(wanted)}(?![0-9])[-.+~]?", bare) is not None
 
 
-def _parts(version: str) -> tuple[str, str, str]:
-    epoch, colon, rest = version.partition(":")
-    rest, epoch = (rest, epoch) if colon else (version, "0")
-    upstream, dash, revision = rest.rpartition("-")
-    return epoch, *((upstream, revision) if dash else (rest, "0"))
-
-
-def _compare_part(part: str, other: str) -> int:
-    """Alternating runs of non-digits and digits; `~` sorts before the end, letters before everything else."""
-    left, right = re.findall(r"([^0-9]*)([0-9]*)", part), re.findall(r"([^0-9]*)([0-9]*)", other)
-    for (text, number), (other_text, other_number) in zip_longest(left, right, fillvalue=("", "")):
-        for char, other_char in zip_longest(text, other_text, fillvalue=""):
-            order = _weight(char) - _weight(other_char)
-            if order:
-                return order
-        order = int(number or 0) - int(other_number or 0)
-        if order:
-            return order
-    return 0
-
-
 def _weight(char: str) -> int:
-    if not char:
-        return 0
+    """`~` sorts before the end, letters before everything else."""
     if char == "~":
         return -1
     return ord(char) if char.isalpha() else ord(char) + 256

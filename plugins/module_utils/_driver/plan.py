@@ -10,7 +10,7 @@ import re
 from .._core.change import Plan, kernel_out_of_reach
 from ..hca.driver import DOCA, INBOX, MLNX_OFED, UBUNTU_ARCHIVE
 from . import dkms, keys, packages
-from .packages import compare, satisfies
+from .packages import order, satisfies
 
 _FROM_REPOSITORY = (DOCA, MLNX_OFED)
 BASE_DKMS = {packages.APT: "mlnx-ofed-kernel", packages.DNF: "mlnx-ofa_kernel"}
@@ -258,7 +258,7 @@ def _add_packages(made: Plan, state: dict, wanted: dict) -> None:
             continue
         if not there:
             made.change(f"package {name}", "install", "absent", version or "newest")
-        elif compare(there, version) < 0:
+        elif order(there) < order(version):
             made.change(f"package {name}", "upgrade", there, version)
         elif wanted.get("downgrade_allowed") is True:
             made.change(f"package {name}", "downgrade", there, version)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 from .._core.change import Finding, Plan, Refused
 from .._core.files import remove, set_attribute, under, write
@@ -24,14 +24,6 @@ RECORD = RECORDS["driver_reload"]
 BOOT = "/proc/sys/kernel/random/boot_id"
 Run = Callable[[list[str]], tuple[int, str, str]]
 _OPENIBD = ("/etc/init.d/openibd", "/usr/lib/systemd/system/openibd.service", "/lib/systemd/system/openibd.service")
-
-
-class Command(NamedTuple):
-    """Restores one setting: a command, or a value for a sysfs file."""
-
-    argv: list[str]
-    path: Optional[str] = None
-    text: Optional[str] = None
 
 
 def plan(facts: dict, reloading: bool = True, outlived: Optional[str] = None, allowed: Optional[bool] = None) -> Plan:
@@ -114,32 +106,35 @@ def _must(answer: tuple[int, str, str], what: str, wanted: str) -> None:
         )
 
 
-def restoration(tree: Tree, saved: dict[str, Any], present: dict[str, Optional[str]]) -> list[Command]:
-    """Differences from before. found: {MAC: the interface's current name, None while it is missing}."""
+def restoration(tree: Tree, saved: dict[str, Any], present: dict[str, Optional[str]]) -> list[list[str]]:
+    """What undoes the differences from before: words of a command, or the path of a sysfs file and its value.
+
+    present: {MAC: the interface's current name, None while it is missing}.
+    """
     commands = []
     for entry in saved["virtual_functions"]:
         device = f"{paths.PCI}/{entry['address']}"
         if not _same_card(tree, entry):
             continue
         if integer(tree.read(f"{device}/sriov_numvfs")) != entry["enabled"]:
-            commands.append(Command([], f"{device}/sriov_numvfs", str(entry["enabled"])))
+            commands.append([f"{device}/sriov_numvfs", str(entry["enabled"])])
         for number, settings in enumerate(entry["settings"] or []):
             for name, value in settings.items():
                 path = f"{device}/sriov/{number}/{name}"
                 if tree.read(path) != value:
-                    commands.append(Command([], path, value))
+                    commands.append([path, value])
     for netdev in saved["netdevs"]:
         name = present.get(netdev["mac"])
         if name is None:
             continue
         base = f"{paths.NET}/{name}"
         if netdev["mtu"] and integer(tree.read(f"{base}/mtu")) != netdev["mtu"]:
-            commands.append(Command(["ip", "link", "set", "dev", name, "mtu", str(netdev["mtu"])]))
+            commands.append(["ip", "link", "set", "dev", name, "mtu", str(netdev["mtu"])])
         if netdev["up"] and not (integer(tree.read(f"{base}/flags")) or 0) & 0x1:
-            commands.append(Command(["ip", "link", "set", "dev", name, "up"]))
+            commands.append(["ip", "link", "set", "dev", name, "up"])
         for address in netdev["addresses"]:
             if not address.startswith("fe80:"):  # the kernel creates link-local ones itself
-                commands.append(Command(["ip", "address", "replace", address, "dev", name]))
+                commands.append(["ip", "address", "replace", address, "dev", name])
     return commands
 
 
@@ -213,19 +208,19 @@ def restore(tree: Tree, root: str, kept: dict[str, Any], timeout: float, run: Ru
     remove(under(root, RECORD))
 
 
-def _carry_out(commands: list[Command], root: str, run: Run) -> list[Finding]:
+def _carry_out(commands: list[list[str]], root: str, run: Run) -> list[Finding]:
     failed = []
     for command in commands:
-        obj = command.path or " ".join(command.argv)
+        sysfs = command[0].startswith("/")
         try:
-            if command.path:
-                set_attribute(under(root, command.path), command.text)
+            if sysfs:
+                set_attribute(under(root, command[0]), command[1])
                 continue
-            code, _out, error = run(command.argv)
+            code, _out, error = run(command)
         except OSError as refused:
             code, error = 1, refused.strerror or str(refused)
         if code:
-            wanted = f"set to {command.text}" if command.path else "restored"
+            obj, wanted = (command[0], f"set to {command[1]}") if sysfs else (" ".join(command), "restored")
             step = "fix the cause and run again: the node keeps the settings to restore"
             failed.append(Finding(obj, wanted, error.strip() or f"exit status {code}", step))
     return failed

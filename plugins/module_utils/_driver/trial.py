@@ -7,7 +7,6 @@ version or a failing build does not cost the node its driver.
 
 from __future__ import annotations
 
-import functools
 import glob
 import os
 import re
@@ -177,7 +176,7 @@ class AptTrial(Trial):
                 f"the repository offers {', '.join(sorted(offered)) or 'no such package'}",
                 "correct driver_version or driver_repository_url; they must match",
             )
-        chosen = max(fitting, key=functools.cmp_to_key(packages.compare))
+        chosen = max(fitting, key=packages.order)
         if sha256 and offered[chosen] != sha256:
             raise Refused.because(
                 f"package {name} {chosen}",

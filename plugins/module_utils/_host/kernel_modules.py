@@ -119,9 +119,9 @@ def _peermem(facts: dict, wanted: dict, made: Plan) -> str:
         if choice == "dmabuf" and facts["gpudirect"]["mode"] != "dmabuf":
             _advise(made, facts["gpudirect"]["verdict"], facts["gpudirect"]["action"])
         return NO
-    evidence = facts["gpudirect"].get("evidence")
-    diagnosis = diagnose(evidence, choice) if evidence else None
-    if diagnosis and diagnosis.verdict in REFUSED:
+    evidence = facts["gpudirect"]["evidence"]
+    diagnosis = diagnose(evidence, choice)
+    if diagnosis.verdict in REFUSED:
         if wanted.get("driver_changes"):
             made.not_verified.append(
                 f"{PEERMEM} cannot load as it is, but the driver changes first: {diagnosis.sentence}"
@@ -129,34 +129,34 @@ def _peermem(facts: dict, wanted: dict, made: Plan) -> str:
         else:
             _refuse_peermem(diagnosis, made)
         return NO
-    if diagnosis and diagnosis.verdict == "stale-memory":
+    if diagnosis.verdict == "stale-memory":
         made.not_applied.append(f"{PEERMEM} is loaded at the next boot, not now: {diagnosis.sentence}")
         return AT_BOOT
     if choice == "peermem":
-        if diagnosis and diagnosis.verdict in ("wrong-kernel", "version-mismatch"):
+        if diagnosis.verdict in ("wrong-kernel", "version-mismatch"):
             _refuse_peermem(diagnosis, made)
             return NO
         return NOW
-    return _automatic(facts["gpudirect"], evidence, diagnosis, state, made)
+    return _automatic(facts["gpudirect"], diagnosis, state, made)
 
 
-def _automatic(gpudirect: dict, evidence: dict | None, diagnosis: Diagnosis | None, state: dict, made: Plan) -> str:
+def _automatic(gpudirect: dict, diagnosis: Diagnosis, state: dict, made: Plan) -> str:
     """`auto`: loaded if it is needed and can load; anything else is reported, and the node works without it."""
-    if diagnosis is None or diagnosis.verdict == "unknown":
-        loadable = gpudirect["mode"] == "peermem" or gpudirect["peermem_loadable"]
-    else:
-        loadable = diagnosis.verdict in ("loaded", "ready", "blocked") and evidence["nvidia"]["loaded"]
-    if loadable:
-        if state.get("blocked_by"):
-            made.notes.append(f"{PEERMEM} stays unloaded: {said(state['blocked_by'][0])}")
-            return NO
-        return NOW
-    if diagnosis is None or diagnosis.verdict in ("unknown", "ready", "blocked"):
-        if gpudirect["mode"] != "dmabuf":
-            _advise(made, gpudirect["verdict"], gpudirect["action"])
-    else:
+    evidence = gpudirect["evidence"]
+    loadable = diagnosis.verdict in ("loaded", "ready", "blocked")
+    if diagnosis.verdict == "unknown":
+        # What modinfo tells of a file that cannot be unpacked.
+        loadable = bool(evidence["peermem"]["wants_symbol"]) and evidence["loaded"]["ib_core"]
+    if not loadable:
         _advise(made, diagnosis.sentence, diagnosis.action)
-    return NO
+        return NO
+    if not evidence["nvidia"]["loaded"]:
+        _advise(made, gpudirect["verdict"], gpudirect["action"])
+        return NO
+    if state.get("blocked_by"):
+        made.notes.append(f"{PEERMEM} stays unloaded: {said(state['blocked_by'][0])}")
+        return NO
+    return NOW
 
 
 def _advise(made: Plan, sentence: str, action: str | None) -> None:
@@ -191,24 +191,18 @@ def _blockers(name: str, state: dict, made: Plan) -> bool:
 
 def _unavailable(name: str, node: dict, made: Plan) -> None:
     kernel = node["kernel"]
-    if name.startswith("nvidia"):
-        made.finding(
-            f"module {name}",
-            "loaded now and at boot",
-            f"no such module for kernel {kernel}",
-            "install the NVIDIA driver (it includes nvidia-peermem), make sure DKMS built it for this kernel, or set "
-            "kernel_modules_gpudirect: dmabuf or off",
-        )
-        return
-    family = [node["os"].get("id"), *(node["os"].get("like") or [])]
-    package = next((_PROVIDERS[name] for name in family if name in _PROVIDERS), "the full kernel package")
-    made.finding(
-        f"module {name}",
-        "loaded now and at boot",
-        f"no such module for kernel {kernel}",
-        f"install the package that usually contains it ({package.format(kernel=kernel)}) or an RDMA driver stack, or "
-        "remove the module from kernel_modules_required",
+    step = (
+        "install the NVIDIA driver (it includes nvidia-peermem), make sure DKMS built it for this kernel, or set "
+        "kernel_modules_gpudirect: dmabuf or off"
     )
+    if not name.startswith("nvidia"):
+        family = [node["os"].get("id"), *(node["os"].get("like") or [])]
+        package = next((_PROVIDERS[name] for name in family if name in _PROVIDERS), "the full kernel package")
+        step = (
+            f"install the package that usually contains it ({package.format(kernel=kernel)}) or an RDMA driver stack, "
+            "or remove the module from kernel_modules_required"
+        )
+    made.finding(f"module {name}", "loaded now and at boot", f"no such module for kernel {kernel}", step)
 
 
 def _plan_modprobe(facts: dict, peermem: bool, options: str | None, root: str, made: Plan) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 from .._core.change import Plan
 from .._core.files import HEADER, plan_file, plan_removal
-from ..hca import paths
+from ..hca import limits, paths
+from ..hca.text import is_unknown
 
 # Containers inherit their limits from these, so a new limit reaches workloads only through a restart of the service.
 RUNTIMES = ("k3s", "k3s-agent", "containerd", "docker", "crio")
-_SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, "E": 2**60}
 
 
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
@@ -37,22 +35,17 @@ def drop_in(memlock: str) -> str:
     return HEADER + f"[Unit]\nAfter=openibd.service rdma-hw.target\n\n[Service]\nLimitMEMLOCK={memlock}\n"
 
 
-def parse(memlock: str) -> int | None:
-    """Bytes, None for infinity; ValueError with the text for anything else."""
-    text = str(memlock).strip()
-    if text == "infinity":
-        return None
-    matched = re.fullmatch(r"(\d+)([KMGTPE]?)", text)
-    if not matched:
-        raise ValueError(f"'{text}' is neither infinity nor a number of bytes (optional suffix: K, M, G, T, P, E)")
-    return int(matched[1]) * _SUFFIXES[matched[2]]
+def parse(memlock: str) -> str | int:
+    """The limit as facts have it; ValueError with the text if systemd does not accept it."""
+    limit = limits.amount(str(memlock))
+    if limit is None:
+        raise ValueError(f"'{memlock}' is neither infinity nor a number of bytes (optional suffix: K, M, G, T, P, E)")
+    return limit
 
 
 def _same(seen: str | int | None, wanted: str) -> bool:
     """An unknown limit counts as correct, because the facts report it."""
-    if seen is None or str(seen).startswith("unknown"):
-        return True
-    return parse(str(seen)) == parse(wanted)
+    return seen is None or is_unknown(seen) or parse(str(seen)) == parse(wanted)
 
 
 def _overridden(service: str, path: str, state: dict, memlock: str, made: Plan) -> None:

@@ -7,7 +7,6 @@ from include/uapi/rdma/rdma_netlink.h; they are kernel ABI.
 from __future__ import annotations
 
 import os
-import socket
 import struct
 
 from .._core.change import Plan, kernel_out_of_reach
@@ -41,35 +40,27 @@ def plan(facts: dict, wanted: dict, root: str = "/", busy: bool = False) -> Plan
 
 def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, made: Plan) -> bool:
     """Whether our file may be written and will win; reports other settings of the mode."""
-    against = [source for source in sources if not source["ours"] and source["mode"] != mode]
-    cmdline = [source for source in against if source["path"] == CMDLINE]
-    own = os.path.basename(paths.OWN_MODPROBE)
-    later = [source for source in against if source not in cmdline and os.path.basename(source["path"]) > own]
-    files = [source for source in against if source not in cmdline and source not in later]
-    for source in cmdline:
-        made.finding(
-            OBJECT,
-            f"{mode} at boot",
-            f"the kernel command line says '{source['text']}', which no file can override",
-            "remove it from the boot loader's configuration (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub "
-            "or grub2-mkconfig; grubby --update-kernel=ALL --remove-args=...), reboot, and run again",
-        )
-    for source in later:
-        made.finding(
-            OBJECT,
-            f"{mode} at boot",
-            f"{said(source)}, and that file is read after {paths.OWN_MODPROBE}",
-            "remove that line or rename the file so that it sorts before ours",
-        )
-    if files and override_allowed is None:
-        for source in files:
-            made.finding(
-                OBJECT,
-                f"{mode} at boot",
-                f"{said(source)}; the file is not ours (the SR-IOV network operator writes such files)",
-                "find out what owns it; then set rdma_netns_override_allowed: true to let our file win, or false to "
-                "leave the node in the mode it sets",
+    files = []
+    for source in (source for source in sources if not source["ours"] and source["mode"] != mode):
+        if source["path"] == CMDLINE:
+            seen = f"the kernel command line says '{source['text']}', which no file can override"
+            step = (
+                "remove it from the boot loader's configuration (GRUB_CMDLINE_LINUX in /etc/default/grub, then "
+                "update-grub or grub2-mkconfig; grubby --update-kernel=ALL --remove-args=...), reboot, and run again"
             )
+        elif os.path.basename(source["path"]) > os.path.basename(paths.OWN_MODPROBE):
+            seen = f"{said(source)}, and that file is read after {paths.OWN_MODPROBE}"
+            step = "remove that line or rename the file so that it sorts before ours"
+        else:
+            files.append(source)
+            if override_allowed is not None:
+                continue
+            seen = f"{said(source)}; the file is not ours (the SR-IOV network operator writes such files)"
+            step = (
+                "find out what owns it; then set rdma_netns_override_allowed: true to let our file win, or false to "
+                "leave the node in the mode it sets"
+            )
+        made.finding(OBJECT, f"{mode} at boot", seen, step)
     if made.findings:
         return False
     if files and override_allowed is False:
@@ -128,48 +119,14 @@ def owners(namespace: dict) -> str:
     return f"namespace {namespace['inode']}: {', '.join(held) or 'no visible owner'}"
 
 
-NETLINK_RDMA = 20
-RDMA_NL_NLDEV = 5
-RDMA_NLDEV_CMD_SYS_SET = 7
-RDMA_NLDEV_SYS_ATTR_NETNS_MODE = 66  # u8: 1 shared, 0 exclusive
-NLM_F_ACK = 0x04
-_ATTRIBUTE = struct.Struct("=HH")  # nlattr: length, type
+_NETLINK_RDMA, _SET_SYSTEM, _ACK = 20, (5 << 10) + 7, 0x04  # RDMA_NLDEV_CMD_SYS_SET of RDMA_NL_NLDEV; NLM_F_ACK
+_NETNS_MODE = 66  # RDMA_NLDEV_SYS_ATTR_NETNS_MODE: u8, 1 shared, 0 exclusive
 
 
-def set_netns_mode_message(mode: str, sequence: int) -> bytes:
-    """RDMA_NLDEV_CMD_SYS_SET with the wanted mode; the attribute is padded to four bytes."""
-    attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + 1, RDMA_NLDEV_SYS_ATTR_NETNS_MODE) + bytes([_VALUE[mode], 0, 0, 0])
-    message_type = (RDMA_NL_NLDEV << 10) + RDMA_NLDEV_CMD_SYS_SET
-    return (
-        netlink.HEADER.pack(
-            netlink.HEADER.size + len(attribute), message_type, netlink.REQUEST | NLM_F_ACK, sequence, 0
-        )
-        + attribute
-    )
-
-
-def acknowledged_errno(answer: bytes, sequence: int) -> int | None:
-    """The errno in the acknowledgement of this sequence number (0 is success), None if it is missing."""
-    offset = 0
-    while offset + netlink.HEADER.size <= len(answer):
-        length, message_type, _flags, seen, _port = netlink.HEADER.unpack_from(answer, offset)
-        if length < netlink.HEADER.size or offset + length > len(answer):
-            raise ValueError(f"netlink answer is truncated: {answer[offset:].hex()}")
-        if message_type == netlink.ERROR and seen == sequence:
-            return -struct.unpack_from("=i", answer, offset + netlink.HEADER.size)[0]
-        offset += (length + 3) & ~3
-    return None
-
-
-def set_netns_mode(mode: str, timeout: float = 5.0) -> None:
+def set_netns_mode(mode: str) -> None:
     """Ask the kernel for the mode; raises OSError (EBUSY while another network namespace exists, EPERM, ...)."""
-    sequence = 1
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_RDMA) as channel:
-        channel.settimeout(timeout)
-        channel.bind((0, 0))
-        channel.send(set_netns_mode_message(mode, sequence))
-        code = None
-        while code is None:
-            code = acknowledged_errno(channel.recv(8192), sequence)
+    attribute = struct.pack("=HHB3x", 5, _NETNS_MODE, _VALUE[mode])
+    answers = netlink.answers(_SET_SYSTEM, netlink.REQUEST | _ACK, attribute, _NETLINK_RDMA)
+    code = next(code for code in map(netlink.failure, answers) if code is not None)
     if code:
         raise OSError(code, os.strerror(code))

@@ -7,7 +7,7 @@ State:
     secrets  {path: {mode, content} or None}
     links    {path of a link that enables a unit: its target or None}
     units    {name: {active: bool, started: seconds since the epoch or None}}, None without systemd
-    modules  {name: loaded, builtin, loadable, absent or unknown}
+    modules  {name: loaded, loadable, absent or unknown}
     sysctls  {key: running value or None}
     offline  why this kernel must not be touched, or None
     others   {directory: [(name, content)]} of files with the suffixes of an item of `exclusive`
@@ -24,7 +24,7 @@ from ..hca import Tree, modules, node
 HIDDEN = "(not shown)\n"
 # Suffix of a file that was put aside.
 ASIDE = ".gpufabric-rdma-aside"
-LOADED, BUILTIN, LOADABLE, ABSENT = "loaded", "builtin", "loadable", "absent"
+LOADED, LOADABLE, ABSENT = "loaded", "loadable", "absent"  # built in counts as loaded
 
 
 _PATH = {"type": "str", "required": True}
@@ -129,17 +129,10 @@ def _unit_states(names: list, run) -> dict:
 
 
 def _module_states(tree: Tree, names: list) -> dict:
-    if not names:
-        return {}
-    catalogue = modules.Catalogue(tree, node.kernel(tree))
     states = {}
-    for name in names:
-        if tree.isdir(f"/sys/module/{name.replace('-', '_')}"):
-            states[name] = LOADED
-        elif name.replace("-", "_") in catalogue.builtin:
-            states[name] = BUILTIN
-        else:
-            states[name] = {True: LOADABLE, False: ABSENT}.get(catalogue.available(name), "unknown")
+    for name, state in (modules.state(tree, names) if names else {}).items():
+        can = {True: LOADABLE, False: ABSENT}.get(state["available"], "unknown")
+        states[name] = LOADED if state["loaded"] else can
     return states
 
 
@@ -171,10 +164,7 @@ def links(unit: dict) -> dict[str, str]:
 
 
 def plan(state: dict, wanted: dict) -> Plan:
-    """wanted: files [{path, content, mode}], secrets [{path, content or None}], absent [path],
-    units [{name, present, wanted_by, running, restarted_by: [path]}], kernel_modules [name], sysctls {key: value},
-    exclusive [{directory, suffixes, keep, allowed, reason, consent}].
-    """
+    """wanted: the PARTS of ARGUMENTS."""
     made = Plan()
     for item in wanted["exclusive"]:
         _exclusive(made, item, state["others"].get(item["directory"], ()))
@@ -247,7 +237,7 @@ def _units_enabled(made: Plan, state: dict, units: list[dict]) -> None:
 
 def _module(made: Plan, name: str, state: dict) -> None:
     found = state["modules"].get(name)
-    if found in (LOADED, BUILTIN):
+    if found == LOADED:
         return
     if state["offline"]:
         made.not_verified.append(f"module {name} is only loaded at boot: {state['offline']}")

@@ -221,23 +221,14 @@ def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
     ]
     if len(hits) == 1:
         return hits[0]
-    if hits:
-        made.finding(
-            f"rail_links_settings {_key(setting)}",
-            "one network device",
-            f"{len(hits)}: " + ", ".join(f"{netdev['name']} (MAC {netdev['mac']})" for netdev in hits),
-            "key the setting by MAC instead",
-        )
-    else:
-        seen = ", ".join(
-            f"{netdev['name']} (PCI {address or 'none'}, MAC {netdev['mac']})" for address, netdev in netdevs
-        )
-        made.finding(
-            f"rail_links_settings {_key(setting)}",
-            "a network device of an HCA on this node",
-            f"none with that key; HCAs have {seen or 'no network device at all'}",
-            "correct the key, or move the setting to the right host (host_vars)",
-        )
+    wanted, step = "one network device", "key the setting by MAC instead"
+    seen = f"{len(hits)}: " + ", ".join(f"{netdev['name']} (MAC {netdev['mac']})" for netdev in hits)
+    if not hits:
+        wanted = "a network device of an HCA on this node"
+        there = [f"{netdev['name']} (PCI {address or 'none'}, MAC {netdev['mac']})" for address, netdev in netdevs]
+        seen = f"none with that key; HCAs have {', '.join(there) or 'no network device at all'}"
+        step = "correct the key, or move the setting to the right host (host_vars)"
+    made.finding(f"rail_links_settings {_key(setting)}", wanted, seen, step)
     return None
 
 

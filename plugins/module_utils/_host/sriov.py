@@ -36,17 +36,20 @@ WantedBy=multi-user.target
 """
 )
 _SCRIPT = """
-# set_vfs PCI NUMBER: the driver takes its time at boot, so the device is waited for; one that never shows up fails the
-# unit, not the others.
 failed=0
-set_vfs() {
-    file=/sys/bus/pci/devices/$1/sriov_numvfs
+# The driver takes its time at boot, so a device is waited for; one that never shows up fails the unit, not the others.
+appears() {
     waited=0
-    while [ ! -e "$file" ] && [ "$waited" -lt "${VF_WAIT_SECONDS:-60}" ]; do
+    while [ ! -e "$1" ] && [ "$waited" -lt "${VF_WAIT_SECONDS:-60}" ]; do
         sleep 1
         waited=$((waited + 1))
     done
-    if [ ! -e "$file" ]; then
+    [ -e "$1" ]
+}
+# set_vfs PCI NUMBER
+set_vfs() {
+    file=/sys/bus/pci/devices/$1/sriov_numvfs
+    if ! appears "$file"; then
         echo "gpufabric-rdma-vfs: $1 has no SR-IOV" >&2
         failed=1
     elif [ "$(cat "$file")" = 0 ]; then
@@ -82,12 +85,7 @@ set_guid() {
     if [ -d "$1/sriov/$2" ]; then
         echo "$4" >"$1/sriov/$2/node" && echo "$4" >"$1/sriov/$2/port" && echo Follow >"$1/sriov/$2/policy" || return 1
     else
-        waited=0
-        while [ ! -d "$1/net" ] && [ "$waited" -lt "${VF_WAIT_SECONDS:-60}" ]; do
-            sleep 1
-            waited=$((waited + 1))
-        done
-        if [ ! -d "$1/net" ]; then
+        if ! appears "$1/net"; then
             echo "gpufabric-rdma-vfs: ${1##*/} has no interface to set the GUID of VF $2 on; load ib_ipoib" >&2
             return 1
         fi

@@ -117,11 +117,3 @@ def end_process(pid: int, born) -> None:
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline and programs.born(pid) == born:
             time.sleep(0.05)
-
-
-def text_of(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""

@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from .._core import programs
-from .._core.files import write
+from .._core.files import recorded, write
 from ..hca import Tree, counters
 from ..hca.seams import Seams
 from . import fabric
@@ -206,39 +206,33 @@ def collect(wait_seconds: float, root: str = "/", clock=time) -> dict:
     """Effect: wait for the process to end, then remove its files. results, modules (those that were loaded before), and
     error if it did not finish.
     """
-    state = os.path.join(root, STATE)
+    tree = Tree(root)
     deadline = clock.monotonic() + wait_seconds
-    record = _load(os.path.join(state, "process.json"))
+    record = recorded(tree, f"/{STATE}/process.json")
     while True:
-        done = _load(os.path.join(state, "done.json"))
+        done = recorded(tree, f"/{STATE}/done.json")
         alive = bool(record) and programs.born(record["pid"]) == record["born"]
         if done or not alive or clock.monotonic() > deadline:
             break
         clock.sleep(0.2)
-    done = done or _load(os.path.join(state, "done.json"))
-    if done is None:
-        why = f"no end within {wait_seconds:.0f} s" if alive else _why_gone(state, record)
+    done = done or recorded(tree, f"/{STATE}/done.json")
+    if not done:
+        why = f"no end within {wait_seconds:.0f} s" if alive else _why_gone(tree, record)
         done = {"results": [], "error": why}
     stop(root)
-    return {**done, "modules": (record or {}).get("modules")}
+    return {**done, "modules": record.get("modules")}
 
 
-def _why_gone(state: str, record) -> str:
+def _why_gone(tree: Tree, record: dict) -> str:
     if not record:
         return "the process was never started here"
-    said = fabric.text_of(os.path.join(state, "said.txt")).strip().splitlines()
+    said = (tree.read(f"/{STATE}/said.txt") or "").splitlines()
     return f"the process ended without a result: {said[-1] if said else 'no output'}"
 
 
 def stop(root: str = "/") -> None:
     """Effect: end the process with its tests, and remove its files."""
-    state = os.path.join(root, STATE)
-    record = _load(os.path.join(state, "process.json"))
+    record = recorded(Tree(root), f"/{STATE}/process.json")
     if record:
         fabric.end_process(record["pid"], record["born"])
-    shutil.rmtree(state, ignore_errors=True)
-
-
-def _load(path: str):
-    text = fabric.text_of(path)
-    return json.loads(text) if text else None
+    shutil.rmtree(os.path.join(root, STATE), ignore_errors=True)

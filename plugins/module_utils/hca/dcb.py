@@ -98,8 +98,8 @@ def parsed(answer: bytes) -> dict[str, Any]:
     A DSCP may have several entries; the driver decides which one counts, so all are returned.
     """
     length, kind, *_rest = netlink.HEADER.unpack_from(answer)
-    if kind == netlink.ERROR:
-        number = -struct.unpack_from("=i", answer, netlink.HEADER.size)[0]
+    number = netlink.failure(answer)
+    if number:
         raise OSError(number, os.strerror(number))
     if length > len(answer) or kind != _GET_DCB:
         raise ValueError("incomplete answer")

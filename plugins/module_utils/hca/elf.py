@@ -1,6 +1,7 @@
-"""What modinfo prints, read from the module file itself: no fork for .ko, .ko.xz and .ko.gz.
+"""Programs and kernel modules as ELF files (elf(5)): what modinfo prints, and symbols with the CRCs that the kernel
+compares. No fork for .ko, .ko.xz and .ko.gz.
 
-The standard library of the Pythons on nodes cannot unpack a .ko.zst; for those the seam runs modinfo.
+The standard library of the Pythons on nodes cannot unpack a .ko.zst; for those modinfo and zstd are run.
 """
 
 from __future__ import annotations
@@ -8,15 +9,33 @@ from __future__ import annotations
 import lzma
 import struct
 import zlib
-from typing import Any, Optional
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple, Optional
 
 from .seams import Seams
+from .text import module_info
 from .tree import Tree
 
 _GZIP = 16 + zlib.MAX_WBITS
 BROKEN = (struct.error, IndexError, ValueError)
 # elf(5), e_machine: the architectures of GPU nodes, as in `uname -m`.
 MACHINES = {62: "x86_64", 183: "aarch64"}
+_SYMTAB = 2  # SHT_SYMTAB
+_UNDEFINED, _ABSOLUTE = 0, 0xFFF1  # SHN_UNDEF, SHN_ABS
+_VERSION_ENTRY = 64  # sizeof(struct modversion_info) on 64-bit: an unsigned long and a name of 56 bytes
+
+
+class ModuleFile(NamedTuple):
+    """imports: {symbol: CRC, None without one}; exports likewise; info: see `modinfo`."""
+
+    path: str
+    info: dict[str, str]
+    imports: dict[str, Optional[int]] = {}
+    exports: dict[str, Optional[int]] = {}
+
+    @property
+    def depends(self) -> list[str]:
+        return [name for name in self.info.get("depends", "").split(",") if name]
 
 
 def modinfo(tree: Tree, path: str, seams: Optional[Seams] = None) -> Optional[dict[str, str]]:
@@ -38,19 +57,9 @@ def parse(data: bytes, name: str) -> Optional[dict[str, str]]:
     section = None if plain is None else _section(plain, b".modinfo")
     if section is None:
         return None
-    fields = information(section)
+    fields = module_info(section.decode("utf-8", "replace"))
     built = build_id(_section(plain, b".note.gnu.build-id"))
     return {**fields, "build_id": built} if built else fields
-
-
-def information(section: bytes) -> dict[str, str]:
-    """{field: value} of the content of a .modinfo section, the first value of a repeated field."""
-    fields: dict[str, str] = {}
-    for entry in section.split(b"\0"):
-        key, equals, value = entry.partition(b"=")
-        if equals:
-            fields.setdefault(key.decode("ascii", "replace"), value.decode("utf-8", "replace"))
-    return fields
 
 
 def build_id(note: Optional[bytes]) -> Optional[str]:
@@ -129,3 +138,76 @@ def sections(data: bytes) -> list[tuple[bytes, int, int, slice]]:
 
 def byte_order(data: bytes) -> str:
     return ">" if data[5:6] == b"\x02" else "<"
+
+
+def module_file(tree: Tree, path: str, run: Optional[Callable[[list[str]], bytes]] = None) -> Optional[ModuleFile]:
+    """The file with its symbols; None if it is absent, not a 64-bit module, or cannot be unpacked here.
+
+    run: executes a command and returns its output; only needed for .ko.zst, which Python unpacks from 3.14 on.
+    """
+    data = tree.read_bytes(path)
+    if data and path.endswith(".zst"):
+        data = run(["zstd", "--decompress", "--stdout", "--quiet", path]) if run else None
+    plain = decompressed(data, path) if data else None
+    return None if plain is None else symbols(plain, path)
+
+
+def symbols(data: bytes, path: str) -> Optional[ModuleFile]:
+    """Imports with their CRCs are in the section __versions (kernel/module/version.c); exports are symbols named
+    __ksymtab_*, their CRCs are found through symbols named __crc_*.
+    """
+    if data[:5] != b"\x7fELF\x02":
+        return None
+    order = byte_order(data)
+    imports: dict[str, Optional[int]] = {}
+    exports: dict[str, Optional[int]] = {}
+    crcs = {}
+    try:
+        parts = [(name, kind, link, data[place]) for name, kind, link, place in sections(data)]
+        by_name = {name: content for name, _kind, _link, content in parts}
+        for name, index, value in _symbols(parts, order):
+            if index == _UNDEFINED and name:
+                imports[name] = None
+            elif name.startswith("__ksymtab_"):
+                exports[name[len("__ksymtab_") :]] = None
+            elif name.startswith("__crc_"):
+                content = b"" if index == _ABSOLUTE else parts[index][3]
+                crcs[name[len("__crc_") :]] = (
+                    value & 0xFFFFFFFF if index == _ABSOLUTE else struct.unpack_from(order + "I", content, value)[0]
+                )
+    except BROKEN:
+        return None  # truncated: an incomplete copy
+    exports.update({name: crc for name, crc in crcs.items() if name in exports})
+    imports.update(_versions(by_name.get(b"__versions", b""), order))
+    info = module_info(by_name.get(b".modinfo", b"").decode("utf-8", "replace"))
+    return ModuleFile(path, info, imports, exports)
+
+
+def _versions(content: bytes, order: str) -> Iterator[tuple[str, int]]:
+    for start in range(0, len(content) - _VERSION_ENTRY + 1, _VERSION_ENTRY):
+        (crc,) = struct.unpack_from(order + "Q", content, start)
+        name = content[start + 8 : start + _VERSION_ENTRY].partition(b"\0")[0]
+        yield name.decode("ascii", "replace"), crc & 0xFFFFFFFF
+
+
+def _symbols(sections: list[tuple[bytes, int, int, bytes]], order: str) -> Iterator[tuple[str, int, int]]:
+    """(name, section index, value) of every symbol."""
+    for _name, kind, link, content in sections:
+        if kind != _SYMTAB:
+            continue
+        names = sections[link][3]
+        for name, _info, _other, index, value, _size in struct.iter_unpack(order + "IBBHQQ", content):
+            yield names[name : names.index(b"\0", name)].decode("ascii", "replace"), index, value
+
+
+def symvers(text: str) -> dict[str, tuple[int, str]]:
+    """{symbol: (CRC, module)} of a Module.symvers."""
+    symbols = {}
+    for line in text.splitlines():
+        part = line.split("\t")
+        if len(part) >= 3:
+            try:
+                symbols[part[1]] = (int(part[0], 16), part[2])
+            except ValueError:
+                continue
+    return symbols

@@ -11,7 +11,6 @@ from . import (
     dcb,
     driver,
     gpu_initiated,
-    gpudirect,
     limits,
     modprobe,
     modules,
@@ -37,16 +36,13 @@ SUBSETS = (
 
 
 def chosen(subset: Optional[Iterable[str]] = None) -> set[str]:
-    """The subsets that a list such as ["hcas", "!gids"] means. ValueError lists each unknown one.
+    """The subsets that a list such as ["hcas", "!gids"] means.
 
     `all` and an empty list mean everything; a list of exclusions only starts from everything; `min` is only the node.
     """
     given = [str(name) for name in subset or ()]
     plain = [name for name in given if not name.startswith("!")]
     without = [name[1:] for name in given if name.startswith("!")]
-    wrong = sorted({name for name in plain + without if name not in (*SUBSETS, "all", "min")})
-    if wrong:
-        raise ValueError(f"no such subset: {', '.join(wrong)}; there are all, min, {', '.join(SUBSETS)}")
     wanted = set(SUBSETS) if not plain or "all" in plain else {name for name in plain if name != "min"}
     if "hcas" in wanted:
         # The GID tables come with the HCAs unless excluded.
@@ -61,10 +57,10 @@ def gather(
     software_hcas: bool = False,
     rails: Optional[list[dict[str, Any]]] = None,
 ) -> dict[str, Any]:
-    """The facts of a node; keys of subsets that were not requested are absent.
+    """The facts of a node; keys of subsets that were not requested are absent. _host.gpudirect judges `gpudirect`.
 
     Reads files below `tree` only (see Seams for the exceptions), loads no module and changes nothing. Each file is read
-    at most once. It raises for an unknown subset (ValueError), never for anything on the node.
+    at most once. It never raises for anything on the node.
 
     seams: those of the tree by default. subset: see `chosen`. software_hcas: allow rxe and siw devices as automatic
     rails; they are listed under `hcas` either way. rails: named rails, see `rails.rails`.
@@ -73,7 +69,6 @@ def gather(
     tree = tree.snapshot()
     seams = seams or Seams.of(tree)
     facts: dict[str, Any] = {"schema": SCHEMA, "node": machine.node(tree, seams)}
-    facts["virtualization"] = {"container": facts["node"]["container"]}
     facts["unfinished"] = [name for name, path in paths.RECORDS.items() if tree.exists(path)]
     kernel = machine.kernel(tree)
     needs_devices = wanted & {"hcas", "pci", "rails", "gpudirect"}
@@ -98,7 +93,6 @@ def gather(
                 facts["qos"] = dcb.state(tree, seams.qos, found, numbered)
             if "gpudirect" in wanted:
                 facts["pcie"] = pcie.state(tree, numbered, gpus, kernel, functions)
-                facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, facts["pcie"], seams)
                 facts["gpu_initiated"] = gpu_initiated.state(tree, gpus, lines)
     if wanted & {"gpus", "pci"}:
         facts["gpus"] = gpus

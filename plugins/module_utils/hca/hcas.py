@@ -217,7 +217,6 @@ def _port(tree: Tree, port: str, number: int, with_gids: bool) -> dict[str, Any]
         "lid": integer(value["lid"]),
         "sm_lid": integer(value["sm_lid"]),
         "active_mtu": NEEDS_VERBS,
-        "max_mtu": NEEDS_VERBS,
         "netdev": None,
         "gids": _gids(tree, port, value["link_layer"]) if with_gids else [],
     }

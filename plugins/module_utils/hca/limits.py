@@ -44,18 +44,22 @@ def _service(tree: Tree, name: str, default: str | int) -> dict[str, Any]:
     }
 
 
+def amount(value: str) -> Optional[str | int]:
+    """The soft limit of a LimitMEMLOCK= value: "infinity" or bytes; None for what systemd skips."""
+    soft = value.partition(":")[0].strip()
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGTPEB]?)", soft)
+    if match:
+        return int(float(match.group(1)) * _SUFFIX[match.group(2)])
+    return soft if soft == "infinity" else None
+
+
 def _effective(values: Iterable[str], default: str | int) -> str | int:
     """The result of repeated LimitMEMLOCK= assignments: an empty one resets, and systemd skips invalid ones."""
     found: str | int = default
     for value in values:
-        soft = value.partition(":")[0].strip()
-        match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGTPEB]?)", soft)
-        if not soft:
-            found = default
-        elif soft == "infinity":
-            found = soft
-        elif match:
-            found = int(float(match.group(1)) * _SUFFIX[match.group(2)])
+        limit = amount(value)
+        if limit is not None or not value.partition(":")[0].strip():
+            found = default if limit is None else limit
     return found
 
 

@@ -59,17 +59,16 @@ class Catalogue:
 def state(
     tree: Tree,
     names: Iterable[str] = NAMES,
-    kernel: Optional[str] = None,
     catalogue: Optional[Catalogue] = None,
     lines: Optional[list[modprobe.Line]] = None,
 ) -> dict[str, dict[str, Any]]:
     """{name: {loaded, builtin, available, persisted: [paths], blocked_by: [{path, line, text}]}}.
 
-    kernel: the running one by default. A built-in module counts as loaded. catalogue, lines: if already read.
+    A built-in module counts as loaded. catalogue (of the running kernel), lines: if already read.
     """
     tree = tree.snapshot()
     if catalogue is None:
-        catalogue = Catalogue(tree, kernel or tree.read("/proc/sys/kernel/osrelease"))
+        catalogue = Catalogue(tree, tree.read("/proc/sys/kernel/osrelease"))
     lines = modprobe.statements(tree) if lines is None else lines
     at_boot = modprobe.loaded_at_boot(tree)
     found = {}

@@ -41,7 +41,7 @@ class Network:
 
     def __init__(self, tree: Tree, seams: Optional[Seams] = None, sessions: bool = True):
         self._tree = tree
-        self._seams = seams or Seams.none()
+        self._seams = seams or Seams()
         self._sessions = sessions
         self._ipv4 = self._seams.addresses()
         self._ipv6: Optional[dict[str, list[str]]] = None

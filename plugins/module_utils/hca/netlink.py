@@ -123,10 +123,16 @@ def _messages(kind: int, flags: int, body: bytes) -> list[tuple[tuple[int, ...],
     return found
 
 
-def answers(kind: int, flags: int, body: bytes) -> Iterator[bytes]:
+def answers(kind: int, flags: int, body: bytes, protocol: int = 0) -> Iterator[bytes]:
     """Each datagram of the kernel's answer, until the caller stops."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as channel:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as channel:
         channel.settimeout(_SECONDS)
         channel.send(HEADER.pack(HEADER.size + len(body), kind, flags, 1, 0) + body)
         while True:
             yield channel.recv(1 << 18)
+
+
+def failure(answer: bytes) -> Optional[int]:
+    """The errno in an acknowledgement or error message (0 is success); None in any other message."""
+    _length, kind, *_rest = HEADER.unpack_from(answer)
+    return -struct.unpack_from("=i", answer, HEADER.size)[0] if kind == ERROR else None

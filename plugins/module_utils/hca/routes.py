@@ -17,18 +17,10 @@ _UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT of include/uapi/linux/route.h
 
 
 class Route(NamedTuple):
-    """gateway is None for a network on the link; flags are the RTF_ bits."""
+    """A route by which packets leave the machine: it is up, no reject route, and not on lo."""
 
     netdev: str
     network: ipaddress.IPv4Network | ipaddress.IPv6Network
-    gateway: ipaddress.IPv4Address | ipaddress.IPv6Address | None
-    metric: int
-    flags: int
-
-    @property
-    def usable(self) -> bool:
-        """Whether packets leave the machine through it: it is up, not a reject route, and not on lo."""
-        return self.flags & (_UP | _REJECT) == _UP and self.netdev != "lo"
 
     @property
     def default(self) -> bool:
@@ -36,9 +28,8 @@ class Route(NamedTuple):
 
 
 def usable(tree: Tree) -> list[Route]:
-    """Usable routes of both families, IPv4 first, each family in the kernel's order."""
-    found = [*ipv4(tree.read(IPV4) or ""), *ipv6(tree.read(IPV6) or "")]
-    return [route for route in found if route.usable]
+    """Routes of both families, IPv4 first, each family in the kernel's order."""
+    return [*ipv4(tree.read(IPV4) or ""), *ipv6(tree.read(IPV6) or "")]
 
 
 def destinations(tree: Tree) -> list[dict[str, str]]:
@@ -51,32 +42,33 @@ def destinations(tree: Tree) -> list[dict[str, str]]:
 
 
 def ipv4(text: str) -> Iterator[Route]:
-    """Every row of /proc/net/route; malformed rows are skipped."""
+    """Usable rows of /proc/net/route; malformed ones are skipped."""
     for row in (line.split() for line in text.splitlines()[1:]):
         try:
-            netdev, destination, gateway, flags, _references, _uses, metric, mask = row[:8]
+            netdev, destination, _gateway, flags, _references, _uses, _metric, mask = row[:8]
             network = ipaddress.ip_network((from_kernel(destination), str(from_kernel(mask))), strict=False)
-            yield Route(netdev, network, _gateway(from_kernel(gateway)), int(metric), int(flags, 16))
+            if _leaves(netdev, flags):
+                yield Route(netdev, network)
         except ValueError:
             continue
 
 
 def ipv6(text: str) -> Iterator[Route]:
-    """Every row of /proc/net/ipv6_route; malformed rows are skipped."""
+    """Usable rows of /proc/net/ipv6_route; malformed ones are skipped."""
     for row in (line.split() for line in text.splitlines()):
         try:
-            destination, length, _source, _length, gateway, metric, _references, _uses, flags, netdev = row
+            destination, length, _source, _length, _gateway, _metric, _references, _uses, flags, netdev = row
             network = ipaddress.ip_network((bytes.fromhex(destination), int(length, 16)), strict=False)
-            via = _gateway(ipaddress.IPv6Address(bytes.fromhex(gateway)))
-            yield Route(netdev, network, via, int(metric, 16), int(flags, 16))
+            if _leaves(netdev, flags):
+                yield Route(netdev, network)
         except ValueError:
             continue
+
+
+def _leaves(netdev: str, flags: str) -> bool:
+    return int(flags, 16) & (_UP | _REJECT) == _UP and netdev != "lo"
 
 
 def from_kernel(word: str) -> ipaddress.IPv4Address:
     """An address printed as one number in host byte order; all supported machines are little-endian."""
     return ipaddress.IPv4Address(bytes.fromhex(word)[::-1])
-
-
-def _gateway(address):
-    return None if address.is_unspecified else address

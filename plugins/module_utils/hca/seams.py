@@ -12,10 +12,11 @@ import socket
 import struct
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Optional
 
 from . import dcb, netlink
-from .text import integer, unknown
+from .text import integer, module_info, unknown
 from .tree import Tree
 
 _SIOCGIFCONF = 0x8912
@@ -44,7 +45,7 @@ _UNASKED = dict.fromkeys((*dcb.KEYS, "pause"), unknown("the settings of NICs wer
 
 @dataclass
 class Seams:
-    """Each returns None if it cannot know.
+    """Each returns None if it cannot know; without arguments all do.
 
     modinfo: `.modinfo` fields of a zstd-compressed module file. rpm: installed packages, one `name
     version-release` per line; only if an rpm database exists. addresses: IPv4 ones of the current network namespace,
@@ -76,7 +77,7 @@ class Seams:
         seams.statistics = lambda netdev: _asked(lambda: driver_statistics(netdev))
         seams.qos = dcb.read
         seams.sessions = lambda tree: ssh_addresses(tree, own_session(tree))
-        seams.modinfo = lambda path: _modinfo_fields(seams._run("modinfo", "-0", path))
+        seams.modinfo = lambda path: module_info(seams._run("modinfo", "-0", path) or "") or None
         seams.rpm = lambda: seams._run("rpm", "-qa", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n")
         return seams
 
@@ -87,22 +88,13 @@ class Seams:
         modinfo = mapping.get("modinfo") or {}
         sessions = mapping.get("sessions")
         return cls(
+            **{name: partial(mapping.get, name) for name in ("rpm", "addresses", "machine", "routes", "rules")},
             modinfo=modinfo.get,
-            rpm=lambda: mapping.get("rpm"),
-            addresses=lambda: mapping.get("addresses"),
-            machine=lambda: mapping.get("machine"),
-            routes=lambda: mapping.get("routes"),
-            rules=lambda: mapping.get("rules"),
             sessions=lambda tree: ssh_addresses(tree) if sessions is None else sessions,
             egress=lambda source, destination: (mapping.get("egress") or {}).get(source),
             statistics=(mapping.get("statistics") or {}).get,
             qos=lambda netdev: {**_UNASKED, **((mapping.get("qos") or {}).get(netdev) or {})},
         )
-
-    @classmethod
-    def none(cls) -> Seams:
-        """Files only."""
-        return cls()
 
     @classmethod
     def of(cls, tree: Tree) -> Seams:
@@ -113,7 +105,7 @@ class Seams:
             mapping = json.loads(tree.read(RECORDED) or "null")
         except ValueError:
             mapping = None
-        return cls.recorded(mapping) if isinstance(mapping, dict) else cls.none()
+        return cls.recorded(mapping) if isinstance(mapping, dict) else cls()
 
     def _run(self, *argv: str) -> Optional[str]:
         self.forks += 1
@@ -123,17 +115,6 @@ class Seams:
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
-
-
-def _modinfo_fields(text: Optional[str]) -> Optional[dict[str, str]]:
-    if text is None:
-        return None
-    fields: dict[str, str] = {}
-    for entry in text.split("\0"):
-        key, _equals, value = entry.partition("=")
-        if value or key:
-            fields.setdefault(key.strip(), value)
-    return fields
 
 
 def _ipv4_addresses() -> Optional[dict[str, list[str]]]:

@@ -30,6 +30,16 @@ def meaning(text: Optional[str]) -> Optional[str]:
     return text.partition(":")[2].strip() or text
 
 
+def module_info(text: str) -> dict[str, str]:
+    """{field: value} of a .modinfo section or of `modinfo -0`, the first value of a repeated field."""
+    fields: dict[str, str] = {}
+    for entry in text.split("\0"):
+        key, equals, value = entry.partition("=")
+        if equals:
+            fields.setdefault(key, value)
+    return fields
+
+
 def natural(name: str) -> list[Any]:
     """Sort key that puts rxe10 after rxe9."""
     return [int(part) if part.isdecimal() else part for part in _DIGITS.split(name)]

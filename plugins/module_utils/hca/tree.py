@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
@@ -14,7 +15,6 @@ _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
 _ATTRIBUTES = ("/sys/class/", "/sys/bus/", "/sys/devices/", "/sys/module/")
 # No descriptor left, in this process or on this machine, which says nothing about the file.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
-_MISSING = object()
 _REMEMBERED = 1 << 16  # anything larger (a module file, a package database) is read only once
 
 
@@ -284,34 +284,26 @@ class Snapshot(Tree):
         super().__init__(root, record)
         self._text: dict[str, Optional[str]] = {}
         self._bytes: dict[str, Optional[bytes]] = {}
-        self._lists: dict[str, list[str]] = {}
-        self._links: dict[str, Optional[str]] = {}
-        self._stats: dict[str, Optional[os.stat_result]] = {}
         self._resolved: dict[str, str] = {}
-        self._made: dict[Callable, Any] = {}
+        for name in ("once", "listdir", "readlink", "stat"):
+            setattr(self, name, functools.cache(getattr(self, name)))
 
     def snapshot(self) -> Snapshot:
         return self
 
-    def once(self, make: Callable[[Tree], Any]) -> Any:
-        if make not in self._made:
-            self._made[make] = make(self)
-        return self._made[make]
-
     def read(self, path: str) -> Optional[str]:
-        found = self._text.get(path, _MISSING)
-        if found is _MISSING:
+        if path not in self._text:
             data = self._bytes[path] if path in self._bytes else Tree.read_bytes(self, path)
-            found = self._text[path] = None if data is None else data.decode("utf-8", "replace").strip()
-        return found  # type: ignore[return-value]
+            self._text[path] = None if data is None else data.decode("utf-8", "replace").strip()
+        return self._text[path]
 
     def read_bytes(self, path: str) -> Optional[bytes]:
-        found = self._bytes.get(path, _MISSING)
-        if found is _MISSING:
-            found = super().read_bytes(path)
-            if found is None or len(found) <= _REMEMBERED:
-                self._bytes[path] = found
-        return found  # type: ignore[return-value]
+        if path in self._bytes:
+            return self._bytes[path]
+        data = super().read_bytes(path)
+        if data is None or len(data) <= _REMEMBERED:
+            self._bytes[path] = data
+        return data
 
     def attributes(self, directory: str, names: Sequence[str]) -> dict[str, Optional[str]]:
         text, folder = self._text, f"{directory}/"
@@ -321,26 +313,7 @@ class Snapshot(Tree):
             text[folder + name] = value
         return read if len(new) == len(names) else {name: text[folder + name] for name in names}
 
-    def listdir(self, path: str) -> list[str]:
-        found = self._lists.get(path)
-        if found is None:
-            found = self._lists[path] = super().listdir(path)
-        return found
-
-    def readlink(self, path: str) -> Optional[str]:
-        found = self._links.get(path, _MISSING)
-        if found is _MISSING:
-            found = self._links[path] = super().readlink(path)
-        return found  # type: ignore[return-value]
-
-    def stat(self, path: str) -> Optional[os.stat_result]:
-        found = self._stats.get(path, _MISSING)
-        if found is _MISSING:
-            found = self._stats[path] = super().stat(path)
-        return found  # type: ignore[return-value]
-
     def _resolve(self, path: str, budget: list[int]) -> str:
-        found = self._resolved.get(path)
-        if found is None:
-            found = self._resolved[path] = super()._resolve(path, budget)
-        return found
+        if path not in self._resolved:
+            self._resolved[path] = super()._resolve(path, budget)
+        return self._resolved[path]

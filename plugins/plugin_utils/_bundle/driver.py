@@ -1,7 +1,5 @@
 """The HCA driver in a bundle folder: doca-host, a package with a whole repository in it. Pure."""
 
-import functools
-
 from ...module_utils._bundle.lock import DRIVER
 from ...module_utils._core.change import Finding
 from ...module_utils._driver import packages as driver_packages
@@ -29,7 +27,7 @@ def release(given: str | None, lock: dict, node: dict, flavor: str, bundle: dict
         locked = [row for row in lock.get("artifacts") or [] if row["name"] == DRIVER and here(row["files"])]
         choices = [held, locked, *choices]
     known = [str(row.get("version") or "") for row in next(filter(None, choices), [])]
-    return max(known, key=functools.cmp_to_key(driver_packages.compare), default="")
+    return max(known, key=driver_packages.order, default="")
 
 
 def packages(bundle: dict, node: dict, version: str) -> list[dict]:

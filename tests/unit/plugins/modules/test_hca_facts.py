@@ -4,6 +4,7 @@ import json
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.modules import fabric_tests, hca_facts, node_facts
@@ -23,25 +24,15 @@ def run(capsys):
 
 @pytest.fixture
 def root(tmp_path):
-    device = tmp_path / "sys/class/infiniband/rxe0"
-    (device / "ports/1").mkdir(parents=True)
-    for folder in (device / "ports/1/gids", tmp_path / "sys/class/infiniband_verbs/uverbs0"):
-        folder.mkdir(parents=True)
-    (device / "ports/1/gids/0").write_text("fe80:0000:0000:0000:0000:0000:0000:0001\n")
-    (tmp_path / "sys/class/infiniband_verbs/uverbs0/ibdev").write_text("rxe0\n")
-    for name, value in (("node_type", "1: CA"), ("node_guid", "1"), ("parent", "eth0"), ("ports/1/state", "4: ACTIVE")):
-        (device / name).write_text(value)
-    (tmp_path / ".seams.json").write_text('{"addresses": {}}')
-    return str(tmp_path)
+    return str(tree.lay_out(tree.load("rxe-and-siw"), tmp_path / "node"))
 
 
 def test_the_facts_are_those_of_the_library_in_check_mode_too(run, root):
     found = run(hca_facts, root=root, software_hcas=True)
-    facts = gather(Tree(root), software_hcas=True)
-    facts["gpudirect"]["evidence"] = None  # without a GPU the doctor has nothing to judge
+    facts = complete(gather(Tree(root), software_hcas=True), Tree(root))
     assert found["ansible_facts"] == {"rdma": facts}
     assert (found["rc"], found["changed"], found["forks"]) == (0, False, 0)
-    assert [rail["hca"] for rail in found["ansible_facts"]["rdma"]["rails"]] == ["rxe0"]
+    assert [rail["hca"] for rail in facts["rails"]] == ["rxe1", "siw_eth2"]
     again = run(hca_facts, root=root, software_hcas=True, _ansible_check_mode=True)
     assert again["ansible_facts"] == found["ansible_facts"]
 

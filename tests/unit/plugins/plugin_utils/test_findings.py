@@ -454,7 +454,7 @@ def test_a_report_has_a_row_for_each_node_and_port(facts_of, name, row):
     ("gh200-cx7-roce", ["mlx5_1/1", "mlx5_7/1"],
      ["Port mlx5_1/1 is an expected port and DOWN (Disabled), not ACTIVE. Next: ip link set enp1s0f1np1 up",
       "Port mlx5_7/1 is an expected port, but the node has no such port"]),
-    ("a100-8x-cx6", [], ["GPUDirect: The proprietary NVIDIA kernel module is loaded, which needs nvidia_peermem"]),
+    ("a100-8x-cx6", [], ["GPUDirect: Kernel 5.15.0-140-generic has no module nvidia-peermem. Next: Rebuild"]),
     ("card-without-mlx5-ib", [],
      ["0000:3b:00.0 (ConnectX-7, enp59s0f0np0), 0000:3b:00.1 (ConnectX-7, enp59s0f1np1): mlx5_ib is not loaded",
       "blacklist-ofed-modules.conf blocks: mlx5_core (line 1, loaded now), mlx5_ib (line 2)"]),

@@ -17,9 +17,9 @@ BASE, RPM = "mlnx-ofed-kernel-dkms", "mlnx-ofa_kernel-dkms"
 FIRST, SECOND = (f"{stack.RELEASES[release]}-1" for release in ("3.2.1", "3.3.0"))
 
 
-def run(argv, environment=None, cwd=None):
+def run(argv, environment=None, cwd=None, stdin=None):
     more = {**os.environ, "LC_ALL": "C", **(environment or {})}
-    done = subprocess.run(argv, env=more, cwd=cwd, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, env=more, cwd=cwd, input=stdin, capture_output=True, text=stdin is None, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -151,6 +151,7 @@ Operation aborted.
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory):
+    needs("gpg")
     folder = tmp_path_factory.mktemp("keys")
     made = [stack.Key(folder / name, f"{name} <{name}@test.invalid>", "rsa3072") for name in ("one", "other")]
     yield made
@@ -161,7 +162,7 @@ def pair(tmp_path_factory):
 @pytest.fixture(scope="session")
 def rpms(tmp_path_factory, pair):
     """{signed, unsigned, cut: cache folder}: the base package signed by the first key, and not."""
-    needs("gpg", "rpmbuild", "rpmsign", "rpmkeys", "rpm2cpio", "cpio")
+    needs("rpmbuild", "rpmsign", "rpmkeys", "rpm2cpio", "cpio")
     folder = tmp_path_factory.mktemp("rpm")
     (folder / "base.spec").write_text(SPEC)
     assert run(["rpmbuild", "-bb", "--define", f"_topdir {folder}/top", str(folder / "base.spec")])[0] == 0
@@ -238,22 +239,13 @@ def test_what_dnf_says_it_would_do_stops_it(out, error, seen):
     assert caught.value.findings[0].seen == seen
 
 
-GPG = shutil.which("gpg")
-pytestmark = pytest.mark.skipif(not GPG, reason="not verified: no gpg on this machine")
-
-
-def program(argv, stdin=None):
-    done = subprocess.run(argv, capture_output=True, input=stdin, text=stdin is None, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
 def armored(data: bytes) -> str:
-    text = program([GPG, "--batch", "--enarmor"], data)[1].decode()
+    text = run(["gpg", "--batch", "--enarmor"], stdin=data)[1].decode()
     return text.replace("ARMORED FILE", "PUBLIC KEY BLOCK")
 
 
 def binary(key) -> bytes:
-    return program([GPG, "--dearmor"], key.public.encode())[1]
+    return run(["gpg", "--dearmor"], stdin=key.public.encode())[1]
 
 
 def compressed(key) -> bytes:
@@ -277,7 +269,8 @@ FILES = {
 @pytest.mark.parametrize("case", FILES)
 def test_a_file_of_one_key_is_taken_as_gpg_exports_it(pair, case):
     write, fits = FILES[case]
-    read = keys.checked({"key": write(*pair), "fingerprints": [pair[0].fingerprint]}, program, GPG)
+    known = {"key": write(*pair), "fingerprints": [pair[0].fingerprint]}
+    read = keys.checked(known, lambda argv, stdin=None: run(argv, stdin=stdin), "gpg")
     assert (keys.problem(read) is None) is fits, read
     if fits:
         assert (read["key"], read["primary"]) == (pair[0].public, [pair[0].fingerprint])

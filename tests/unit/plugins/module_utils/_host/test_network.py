@@ -36,13 +36,10 @@ def facts() -> dict:
     return {"node": {"container": None}, "hcas": [hca("0000:3b:00.0", copy.deepcopy(NETDEV))], "owned_files": {}}
 
 
-def settled(facts: dict, *settings: dict) -> dict:
-    for change in plan(facts, wanted(*settings)).changes:
-        if change.action == "write":
-            facts["owned_files"][change.object] = {"mode": "0644", "content": change.after}
-    facts["hcas"][0]["netdevs"][0].update(mtu=9000, carrier=1)
-    facts["enabled"] = [paths.OWN_LINKS_UNIT]
-    return facts
+def owned(made) -> dict:
+    """The files that a plan writes, as facts."""
+    written = [change for change in made.changes if change.action == "write"]
+    return {change.object: {"mode": "0644", "content": change.after} for change in written}
 
 
 def test_running_values_and_boot_are_both_set_and_go_with_the_last_setting(facts):
@@ -53,7 +50,8 @@ def test_running_values_and_boot_are_both_set_and_go_with_the_last_setting(facts
         *((paths.OWN_LINKS_SCRIPT, "write"), (paths.OWN_LINKS_UNIT, "write"), (ENABLED, "link")),
     ]
     assert [change.after for change in made.changes if change.action != "write"] == ["9000", "up", LINK_TARGET]
-    settled(facts, SETTING)
+    facts["hcas"][0]["netdevs"][0].update(mtu=9000, carrier=1)
+    facts |= {"owned_files": owned(made), "enabled": [paths.OWN_LINKS_UNIT]}
     assert plan(facts, wanted(SETTING)).changes == []
     assert [(change.object, change.action) for change in plan(facts, wanted()).changes] == [
         *((ENABLED, "unlink"), (paths.OWN_LINKS_UNIT, "remove"), (paths.OWN_LINKS_SCRIPT, "remove"))
@@ -63,13 +61,6 @@ def test_running_values_and_boot_are_both_set_and_go_with_the_last_setting(facts
 @pytest.mark.parametrize("key", [{"pci": "3b:00.0"}, {"pci": "0000:3B:00.0"}, {"mac": MAC}, {"mac": MAC.upper()}])
 def test_keys_are_found_as_people_write_them(facts, key):
     assert "NIC eth2 MTU" in [change.object for change in plan(facts, wanted({**key, "mtu": 9000})).changes]
-
-
-def test_a_nic_that_management_depends_on_is_refused(facts):
-    facts["hcas"][0]["netdevs"][0]["management"] = "the default route, through bond0"
-    made = plan(facts, wanted(SETTING))
-    assert (made.changes, made.findings[0].object) == ([], "NIC eth2 (PCI 0000:3b:00.0)")
-    assert "through bond0" in made.findings[0].seen
 
 
 OTHER = {**NETDEV, "name": "eth3", "mac": "b8:3f:d2:00:00:02"}
@@ -267,11 +258,12 @@ def test_each_setting_is_judged_by_itself_and_what_is_not_known_is_not_wrong(see
     assert ("pause" in lossy, lossy["pfc"] is True) == (False, seen.get("pfc") == {"priorities": []})
 
 
-def of_nics(facts, *nics, programs=("dcb", "ethtool")):
-    return {**facts, "qos": {"programs": list(programs), "nics": [{**RIGHT_NIC, **nic} for nic in nics]}}
+def of_nics(facts, *nics):
+    return {**facts, "qos": {"nics": [{**RIGHT_NIC, **nic} for nic in nics]}}
 
 
-def planned(facts, allowed=None, traffic=types.MappingProxyType(PLAN), root="/"):
+def planned(facts, allowed=None, traffic=types.MappingProxyType(PLAN), root="/", programs=("dcb", "ethtool")):
+    facts["qos"]["programs"] = programs
     made = nic_settings.plan(facts, {"traffic": traffic, "link_flap_allowed": allowed}, root)
     counts = (len(made.not_applied), len(made.not_verified))
     return [change.object for change in made.changes], [finding.object for finding in made.findings], *counts
@@ -292,29 +284,20 @@ SECOND = {"netdev": "eth3", "pci": "0000:3c:00.0"}
     ([NO_DCB, {**SECOND, "dcbx": "firmware"}], {}, ([*FILES, "NIC eth3 dcbx"], [], 1, 0)),
     ([PFC], {"allowed": True, "root": "/mnt"}, (FILES, [], 0, 1)),
     ([], {"allowed": True}, ([], [], 0, 0)),
+    ([{}], {"programs": ["ethtool"]}, ([], ["program dcb"], 0, 0)),
+    ([{}], {"programs": ["dcb"]}, (FILES, [], 0, 0)),
+    ([{"pause": {"rx": True, "tx": True}}], {"programs": ["dcb"]}, ([], ["program ethtool"], 0, 0)),
+    ([NO_DCB], {"programs": []}, ([], [], 1, 0)),
 ])  # fmt: skip
 def test_nics_are_set_where_they_differ_and_a_link_goes_down_with_consent_only(facts, nics, options, made):
     assert planned(of_nics(facts, *nics), **options) == made
 
 
-@pytest.mark.parametrize(
-    ("programs", "nic", "lacking"),
-    [
-        (["ethtool"], {}, ["program dcb"]),
-        (["dcb"], {}, []),
-        (["dcb"], {"pause": {"rx": True, "tx": True}}, ["program ethtool"]),
-        ([], NO_DCB, []),
-    ],
-)
-def test_a_program_that_is_needed_and_missing_is_named_before_a_change(facts, programs, nic, lacking):
-    assert planned(of_nics(facts, nic, programs=programs))[1] == lacking
-
-
 def test_a_second_run_changes_nothing_and_the_files_go_without_a_plan(facts):
     facts = of_nics(facts, {}, {"netdev": "eth3", "mac": OTHER["mac"]})
     facts["hcas"][0]["netdevs"].append(OTHER)
-    for change in nic_settings.plan(facts, {"traffic": PLAN, "link_flap_allowed": None}).changes:
-        facts["owned_files"][change.object] = {"mode": "0644", "content": change.after}
+    facts["qos"]["programs"] = ["dcb", "ethtool"]
+    facts["owned_files"] = owned(nic_settings.plan(facts, {"traffic": PLAN, "link_flap_allowed": None}))
     assert planned(facts) == planned(facts, allowed=True) == ([], [], 0, 0)
     # Ports of one function: by MAC.
     rules = facts["owned_files"][paths.OWN_NIC_RULE]["content"].splitlines()[1:]
@@ -441,9 +424,7 @@ def test_source_routes_are_set_where_the_kernel_sends_otherwise_and_go_without_t
     made = plan(facts, on)
     assert [change.object for change in made.changes if change.object.startswith("NIC")] == changed
     assert len(made.not_verified) == [first["leaves_by"], second["leaves_by"]].count(None)
-    for change in made.changes:
-        if change.action == "write":
-            facts["owned_files"][change.object] = {"mode": "0644", "content": change.after}
+    facts["owned_files"] = owned(made)
     link, target = enabled(paths.OWN_ROUTES_UNIT)
     assert (link, "link", "", target) in made.changes
     assert [change.object for change in plan(facts, on).changes] == changed

@@ -17,7 +17,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import (
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.modules import pcie as module
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils.hca.conftest import Node
-from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils.hca.test_pcie import config
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils.hca.test_pcie import behind_a_switch
 
 A, B = "0000:02:00.0", "0000:02:01.0"
 PARAMETER = f"pci=config_acs=xx000x0@{A};xx000x0@{B}"
@@ -136,25 +136,14 @@ def test_commands_of_the_boot_loaders(loader, before, after, argv):
     assert [word for word in words if word != "--update-kernel=ALL"] == argv
 
 
-SWITCH = "pci0000:00/0000:00:01.0/0000:01:00.0"
-BEHIND = {A: ("15b3", "1021", "0x020000", "mlx5_core"), B: ("10de", "2330", "0x030200", "nvidia")}
-
-
-def machine(root, control):
-    """A NIC and a GPU behind one switch, whose ports have these ACS bits; GRUB."""
-    node = Node(root)
-    node.write("/proc/sys/kernel/osrelease", "6.12.43+deb13-amd64").write("/usr/sbin/update-grub")
-    for number, (port, kind) in enumerate(BEHIND.items(), 3):
-        function = node.pci(f"{SWITCH}/{port}/0000:0{number}:00.0", *kind)
-        node.write(f"{function}/config", config()).write(f"/sys/devices/{SWITCH}/{port}/config", config(6, control))
-        if kind[0] == "15b3":
-            node.netdev("eth1", function)
-            node.hca("mlx5_0", function)
-    return node.write(f"/sys/devices/{SWITCH}/config", config(5))
+def machine(root):
+    """A node of kernel 6.12 with GRUB, whose switch redirects."""
+    node = behind_a_switch(Node(root), 0x1D)
+    return node.write("/proc/sys/kernel/osrelease", "6.12.43+deb13-amd64").write("/usr/sbin/update-grub")
 
 
 def test_set_booted_and_taken_back(tmp_path):
-    node = machine(tmp_path, 0x1D)
+    node = machine(tmp_path)
     grub = node.host("/boot/grub/grub.cfg")
 
     def update_grub(argv):
@@ -186,7 +175,7 @@ SEAMS = [None, 5, [5], {"eth1": 5}, {"eth1": [None, 5]}, {"eth1": {"dscp": 5}}, 
 
 
 def test_no_recorded_answer_makes_the_facts_raise(tmp_path):
-    node = machine(tmp_path, 0x1D).write("/proc/cmdline", PARAMETER).write(OWN_ACS_GRUB, PARAMETER)
+    node = machine(tmp_path).write("/proc/cmdline", PARAMETER).write(OWN_ACS_GRUB, PARAMETER)
     for key in ("addresses", "modinfo", "rpm", "routes", "sessions", "egress", "qos", "machine"):
         for answer in SEAMS:
             node.write("/.seams.json", json.dumps({key: answer}))

@@ -21,28 +21,38 @@ def said(name):
     return (OUTPUT / f"{name}.txt").read_text()
 
 
-def a_test(tool="ib_write_bw", number=0, **changed):
-    known = {"id": f"rail{number}-a-b-{tool}", "tool": tool, "address": "10.77.1.2", "tcp_port": 18600 + number}
-    known["client"] = {"hca": "rxe0", "port": 1, "ip": "10.77.1.1", "gid": 1}
-    return {**known, "server": {"hca": "mlx5_0", "port": 2, "ip": "10.77.1.2", "gid": 3}, **changed}
+def made(identity, port, cpus=None, gpu=None, tool="ib_write_bw", **sides):
+    """A test between two nodes; sides: changes of client and server."""
+    about = {"pod": None, "local_cpus": cpus, "gpu": gpu, "dmabuf": False, "kind": "software", "netdev": "eth2"}
+    about |= {"ip": "10.0.0.1", "hca": "rxe0", "port": 1, "gid": 1}
+    ends = {
+        name: {**about, "host": host, **sides.get(name, {})}
+        for name, host in (("client", "node1"), ("server", "node2"))
+    }
+    return {"id": identity, "tool": tool, "rail": 0, "address": "127.0.0.1", "tcp_port": port, **ends}
 
 
 NO_GID = {"hca": "mlx5_0", "port": 1, "ip": None, "gid": None}
+CLASSES = {"server": {**NO_GID, "traffic_class": 106}, "client": {**NO_GID, "traffic_class": 0}}
+LAST, CUDA = "-p 18600 -F -s 65536 -D 2", "--use_cuda=3"
+NEAR, RXE = "taskset -c 0-31 ib_write_bw", "-d rxe0 -i 1 -x 1"
 
 
-@pytest.mark.parametrize(("test", "server", "client"), [
-    (a_test(), "ib_write_bw -d mlx5_0 -i 2 -x 3 -p 18600 -F -s 65536 -D 2", "-d rxe0 -i 1 -x 1 -p 18600 -F"),
-    (a_test(server=NO_GID), "ib_write_bw -d mlx5_0 -i 1 -p 18600 -F -s 65536 -D 2", "-s 65536 -D 2 10.77.1.2"),
-    (
-        a_test(server={**NO_GID, "traffic_class": 106}, client={**NO_GID, "traffic_class": 0}),
-        "ib_write_bw -d mlx5_0 -i 1 --tclass=106 -p 18600 -F -s 65536 -D 2",
-        "--tclass=0 -p 18600 -F -s 65536 -D 2 10.77.1.2",
-    ),
-    (a_test("rping"), "rping -s -a 10.77.1.2 -p 18600 -C 10", "rping -c -v -V -a 10.77.1.2 -p 18600 -C 10"),
+@pytest.mark.parametrize(("about", "server", "client"), [
+    ({"server": {"hca": "mlx5_0", "port": 2, "gid": 3}},
+     f"ib_write_bw -d mlx5_0 -i 2 -x 3 {LAST}", f"ib_write_bw {RXE} {LAST} 127.0.0.1"),
+    ({"server": NO_GID}, f"ib_write_bw -d mlx5_0 -i 1 {LAST}", f"ib_write_bw {RXE} {LAST} 127.0.0.1"),
+    (CLASSES, f"ib_write_bw -d mlx5_0 -i 1 --tclass=106 {LAST}",
+     f"ib_write_bw -d mlx5_0 -i 1 --tclass=0 {LAST} 127.0.0.1"),
+    ({"tool": "rping"}, "rping -s -a 10.0.0.1 -p 18600 -C 10", "rping -c -v -V -a 127.0.0.1 -p 18600 -C 10"),
+    ({"cpus": "0-31", "gpu": 3}, f"{NEAR} {RXE} {CUDA} {LAST}", f"{NEAR} {RXE} {CUDA} {LAST} 127.0.0.1"),
+    ({"cpus": "0-31", "gpu": 3, "client": {"dmabuf": True}}, f"{NEAR} {RXE} {CUDA} {LAST}",
+     f"{NEAR} {RXE} {CUDA} --use_cuda_dmabuf {LAST} 127.0.0.1"),
 ])  # fmt: skip
-def test_each_side_uses_its_own_hca_port_and_gid_and_rping_the_address(test, server, client):
-    assert " ".join(fabric.server_command(test, 2)) == server
-    assert client in " ".join(fabric.client_command(test, 2))
+def test_each_side_uses_its_own_hca_port_and_gid_near_it_and_from_gpu_memory_on_request(about, server, client):
+    test = made("a", 18600, **about)
+    commands = (rounds.command({"id": "a", "role": role, "test": test}, 2) for role in ("server", "client"))
+    assert [" ".join(command) for command in commands] == [server, client]
 
 
 OK = {"ok": True, "error": None}
@@ -89,13 +99,6 @@ OPTIONS = {"seconds": 1, "round_seconds": 3, "grace_seconds": 0}
 def tool(tmp_path, put, monkeypatch):
     monkeypatch.setenv("BANDWIDTH_DOUBLE", str(put("planted.json", json.dumps({"gbit": 10}))))
     return str(bandwidth_double.install(tmp_path / "node1"))
-
-
-def made(identity, port, cpus=None, gpu=None, tool="ib_write_bw"):
-    about = {"pod": None, "local_cpus": cpus, "gpu": gpu, "dmabuf": False, "kind": "software", "netdev": "eth2"}
-    about |= {"ip": "10.0.0.1", "hca": "rxe0", "port": 1, "gid": 1}
-    sides = {"client": {**about, "host": "node1"}, "server": {**about, "host": "node2"}}
-    return {"id": identity, "tool": tool, "rail": 0, "address": "127.0.0.1", "tcp_port": port, **sides}
 
 
 def part(role, *tests):
@@ -190,27 +193,6 @@ def test_counters_that_rise_during_a_test_are_reported(tmp_path, put, script):
     options = {**OPTIONS, "tool": script("fake", f"echo 9 >{counter}")}
     found = rounds.run(part("server", made("one", 18954)), options, Tree(str(tmp_path)))
     assert (found[0]["counters"], found[0]["counters_read"]) == ({"completer_retry_err": 5}, True)
-
-
-NEAR, CUDA = ["taskset", "-c", "0-31", "ib_write_bw"], ["--use_cuda=3"]
-
-
-@pytest.mark.parametrize(
-    ("cpus", "gpu", "dmabuf", "starts", "gpu_options"),
-    [
-        (None, None, False, ["ib_write_bw", "-d"], []),
-        ("0-31", 3, False, NEAR, CUDA),
-        ("0-31", 3, True, NEAR, [*CUDA, "--use_cuda_dmabuf"]),
-    ],
-)
-@pytest.mark.parametrize("role", ["client", "server"])
-def test_a_command_runs_near_its_hca_and_from_gpu_memory_on_request(role, cpus, gpu, dmabuf, starts, gpu_options):
-    test = made("one", 18800, cpus=cpus, gpu=gpu)
-    test[role]["dmabuf"] = dmabuf
-    argv = rounds.command({"id": "one", "role": role, "test": test}, 5)
-    assert argv[: len(starts)] == starts
-    assert [word for word in argv if "cuda" in word] == gpu_options
-    assert (argv[-1] == "127.0.0.1") == (role == "client")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ GPU-initiated RDMA: each published failure is named, and a way works only where 
 """
 
 import gzip
-import itertools
 import lzma
 import struct
 
@@ -18,6 +17,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
     netns,
     paths,
 )
+from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 
 def test_files_are_sorted_by_name_and_of_one_name_the_first_directory_wins(node):
@@ -174,42 +174,15 @@ def test_the_main_process_and_its_limit(node, group):
     assert (found["active"], found["main_pid"], found["memlock_running"]) == (True, 200, "infinity")
 
 
-KERNEL = "6.1.0-test"
+KERNEL, kernel_module = "6.1.0-test", tree.COMPOSED["kernel_module"]
 
 
 def note(build_id: str) -> bytes:
     return struct.pack("<III4s", 4, len(build_id) // 2, 3, b"GNU") + bytes.fromhex(build_id)
 
 
-def module_file(order: str = "<", build_id: str = "", **fields: str) -> bytes:
-    """The smallest ELF object with a .modinfo section and, on request, a build id."""
-    info = b"".join(f"{key}={value}".encode() + b"\0" for key, value in fields.items()) + b"alias=a\0alias=b\0"
-    parts = [(b".shstrtab", b""), (b".modinfo", info)]
-    if build_id:
-        parts.append((b".note.gnu.build-id", note(build_id)))
-    strings = b"\0" + b"".join(name + b"\0" for name, _content in parts)
-    parts[0] = (b".shstrtab", strings)
-    table = 64 + sum(len(content) for _name, content in parts)
-    header = b"\x7fELF\x02" + (b"\x01" if order == "<" else b"\x02") + b"\x01" + bytes(9)
-    header += struct.pack(order + "HHIQQQIHHHHHH", 1, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, len(parts) + 1, 1)
-    sections, offset = bytes(64), 64
-    for name, content in parts:
-        place = (strings.index(name), 1, 0, 0, offset, len(content), 0, 0, 1, 0)
-        sections += struct.pack(order + "IIQQQQIIQQ", *place)
-        offset += len(content)
-    return header + b"".join(content for _name, content in parts) + sections
-
-
-def install(node, path: str, **fields: str) -> None:
-    directory = f"/lib/modules/{KERNEL}"
-    known = node.tree().read(f"{directory}/modules.dep") or ""
-    node.write(f"{directory}/modules.dep", f"{known}\n{path}:")
-    node.write(f"{directory}/{path}", module_file(**fields))
-
-
-def state(node, seams=None):
-    tree = node.tree()
-    return driver.state(tree, modules.Catalogue(tree, KERNEL), seams)
+def state(node):
+    return driver.state(node.tree(), modules.Catalogue(node.tree(), KERNEL), None)
 
 
 @pytest.mark.parametrize(
@@ -217,12 +190,12 @@ def state(node, seams=None):
     [("x.ko", bytes, "<"), ("x.ko", bytes, ">"), ("x.ko.xz", lzma.compress, "<"), ("x.ko.gz", gzip.compress, "<")],
 )
 def test_modinfo_reads_the_file_itself(node, name, pack, order):
-    node.write(f"/{name}", pack(module_file(order, version="1.2", srcversion="ABC")))
+    node.write(f"/{name}", pack(kernel_module({"version": "1.2", "srcversion": "ABC", "alias": "a\0alias=b"}, order)))
     assert elf.modinfo(node.tree(), f"/{name}") == {"version": "1.2", "srcversion": "ABC", "alias": "a"}
 
 
 @pytest.mark.parametrize("name", ["x.ko", "x.ko.xz", "x.ko.gz"])
-@pytest.mark.parametrize("data", [b"", b"no module", b"\x7fELF\x02\x01" + bytes(58), module_file()[:90]])
+@pytest.mark.parametrize("data", [b"", b"no module", b"\x7fELF\x02\x01" + bytes(58), kernel_module({"a": "b"})[:90]])
 def test_what_is_not_a_module_has_no_modinfo(node, name, data):
     node.write(f"/{name}", data)
     assert elf.modinfo(node.tree(), f"/{name}") is None
@@ -270,7 +243,9 @@ def test_what_cannot_be_compared_is_unknown(node):
 @pytest.mark.parametrize(("running", "agree"), [("aa" * 20, True), ("bb" * 20, False)])
 def test_debian_modules_are_compared_by_their_build_id(node, running, agree):
     """Debian's kernels have no srcversion for modules without a version."""
-    install(node, "kernel/drivers/mlx5_core.ko", build_id="aa" * 20)
+    path = "kernel/drivers/mlx5_core.ko"
+    node.write(f"/lib/modules/{KERNEL}/modules.dep", f"{path}:")
+    node.write(f"/lib/modules/{KERNEL}/{path}", kernel_module({}, build_id=note("aa" * 20)))
     node.module("mlx5_core").write("/sys/module/mlx5_core/notes/.note.gnu.build-id", note(running))
     found = state(node)
     assert found["agree"] is agree
@@ -343,17 +318,3 @@ def test_gdrdrv_needs_its_module_its_node_and_rights_for_everybody(node):
 
 def test_a_node_without_an_nvidia_gpu_is_not_asked(node):
     assert initiated(node, ON, gpus=[{"vendor": "1002"}]) is None
-
-
-def test_a_way_works_exactly_where_all_that_it_needs_is_there():
-    states = itertools.product(("1", "0", None), ("PeerMappingOverride=1;", ""), (None, "0666"), (True, False))
-    for stream, dwords, mode, peermem in states:
-        names = gpu_initiated.OPTIONS
-        running = None if stream is None else dict(zip(names, (stream, dwords)))
-        facts = {"loaded": True, "running": running, "configured": dict.fromkeys(names), "stray": [], "overridden": []}
-        facts |= {"written_before_boot": False, "gdrdrv": {"loaded": True, "node": mode}, "peermem": peermem}
-        met = {"peer-mapping": bool(running and dwords), "stream-memory": stream == "1"}
-        met |= {"gdrdrv": mode is not None, "peermem": peermem}
-        for way, of in gpu_initiated.judge(facts).items():
-            lacking = {need for need in gpu_initiated.WAYS[way] if not met[need]}
-            assert (bool(of["works"]), {each["need"] for each in of["missing"]}) == (not lacking, lacking)
