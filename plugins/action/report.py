@@ -80,9 +80,8 @@ class ActionModule(ActionBase):
         failed = {row["host"]: host_checks.tally(row["checks"])[host_checks.FAILED] for row in rows}
         # A failed check that belongs to no host, such as one of the cluster, fails all hosts.
         others = sum(count for name, count in failed.items() if name not in args["hosts"])
-        tally = host_checks.tally([item for node in rows for item in node["checks"]])
         failing = {name: failed.get(name, 0) + others for name in args["hosts"]}
-        return {**written, "checks": judged["checks"], "tally": tally, "failing": failing}
+        return {**written, "checks": judged["checks"], "failing": failing}
 
     def _of_matrix(self, args, task_vars):
         known, shared = _known(args, task_vars, "read")
@@ -139,11 +138,9 @@ class ActionModule(ActionBase):
         checks = nccl_log.checks(parsed, hcas, args["minimum_gbyte_per_s"])
         terminal.show(f"{nccl_log.report(path, parsed, checks)}\n")
         failed = [item["object"] for item in checks if item["status"] == "failed"]
-        outcome = {"checks": checks, "hcas": nccl_log.used_hcas(parsed)}
         if failed:
-            msg = f"{path}: {core_text.listing(failed)} failed; each is listed above"
-            return {**outcome, "failed": True, "msg": msg}
-        return outcome
+            return {"failed": True, "msg": f"{path}: {core_text.listing(failed)} failed; each is listed above"}
+        return {}
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
@@ -165,9 +162,9 @@ class ActionModule(ActionBase):
             wanted, seen = "documents as docs/schemas/results-1.json describes them", f"{type(error).__name__}: {error}"
             return _refused([(", ".join(paths.values()), Finding("content", wanted, seen, document.ANEW))])
         written = self._write({pathlib.Path(args["directory"]) / name: text for name, text in texts.items()})
-        level, headline = report_judge.headline(report_judge.nodes(results))
+        _level, headline = report_judge.headline(report_judge.nodes(results))
         terminal.show(f"{headline}: {written['files'][0]['path']}")
-        return {**written, "level": level, "headline": headline}
+        return written
 
     # --- facts of nodes -----------------------------------------------------------------------------------------------
 
