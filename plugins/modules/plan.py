@@ -118,8 +118,8 @@ plan:
   returned: with O(step=tests), but not for V(networks)
   type: dict
 parts:
-  description: What each host runs, round by round, for M(gpufabric.rdma.fabric_tests), which takes C(grace_seconds), how
-    long the first node waits for the last one, and C(wait_seconds), until every node has ended, beside it.
+  description: What each host runs, round by round, for M(gpufabric.rdma.fabric_tests). Beside it C(grace_seconds), how
+    long the first node waits for the last one, and C(wait_seconds), until every node has ended its rounds.
   returned: for V(fabric) and V(rounds)
   type: dict
 """

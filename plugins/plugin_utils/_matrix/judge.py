@@ -9,6 +9,7 @@ from typing import Optional
 
 from ...module_utils._core import text as core_text
 from ...module_utils.hca.counters import CONGESTION, KINDS, LINK, TRANSPORT
+from .._findings.checks import counted
 from .._preflight import fabric_plan
 from .._verify import pairs, traffic_class
 from . import expect
@@ -334,9 +335,7 @@ def _name(row: dict) -> str:
 
 
 def tally(document: dict) -> dict:
-    return {
-        verdict: sum(row["verdict"] == verdict for row in document["tests"]) for verdict in (OK, OUTLIER, NOT_VERIFIED)
-    }
+    return counted((OK, OUTLIER, NOT_VERIFIED), (row["verdict"] for row in document["tests"]))
 
 
 def summary(document: dict) -> str:

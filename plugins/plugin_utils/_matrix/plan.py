@@ -232,20 +232,16 @@ def _side(end: dict, network: str, memory: str) -> dict:
 # --- the announcement -------------------------------------------------------------------------------------------------
 
 
-def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
+def announcement(plan: dict, nodes: list[dict], options: dict) -> str:
     """The load on each node and its duration, printed before anything is sent."""
-    tests = sum(len(plan["tests"]) for plan in plans)
-    rounds = sum(len(plan["rounds"]) for plan in plans)
+    tests, rounds = len(plan["tests"]), len(plan["rounds"])
     if not tests:
         return "Bandwidth matrix: nothing to send; no rail has a peer."
-    hosts = sorted(
-        {side["host"] for plan in plans for t in plan["tests"].values() for side in (t["client"], t["server"])}
-    )
-    widest = max((len(identities) for plan in plans for identities in plan["rounds"]), default=0)
+    hosts = {host for host, _hca in _loaded(plan)}
     usual, most = rounds * (options["seconds"] + OVERHEAD_SECONDS), rounds * options["round_seconds"]
     lines = [
         f"Bandwidth matrix of {text.count(len(hosts), 'node')}: {text.count(tests, 'test')} in "
-        f"{text.count(rounds, 'round')}, up to {widest} at once, about {clock(usual)}, at most "
+        f"{text.count(rounds, 'round')}, up to {max(map(len, plan['rounds']))} at once, about {clock(usual)}, at most "
         f"{clock(most + verify_pairs.grace_seconds(len(hosts)))}.",
         f"Load: in its rounds an HCA sends or receives at full rate for {options['seconds']} s; a round uses no HCA "
         "and no PCIe link twice. Other traffic on these rails slows down meanwhile. Nothing is changed.",
@@ -256,31 +252,22 @@ def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
     return "\n".join(lines)
 
 
-def consent_findings(plans: list[dict], nodes: list[dict]) -> list[dict]:
+def _loaded(plan: dict) -> set[tuple[str, str]]:
+    """(host, HCA) of each end."""
+    return {(test[role]["host"], test[role]["hca"]) for test in plan["tests"].values() for role in ("client", "server")}
+
+
+def consent_findings(plan: dict, nodes: list[dict]) -> list[dict]:
     """HCAs in use that would get load without consent; of all hosts (see at)."""
-    loaded = {
-        (side["host"], side["hca"])
-        for plan in plans
-        for test in plan["tests"].values()
-        for side in (test["client"], test["server"])
-    }
+    loaded, wanted = _loaded(plan), "an unused HCA, or consent to put load on it"
+    step = "stop the job, or set matrix_load_allowed: true to measure anyway (the job slows down), or false to leave "
+    step += "this HCA out"
     return [
         row
         for node in nodes
         for hca, users in sorted(node["in_use"].items())
         if node["load_allowed"] is None and (node["host"], hca) in loaded
-        for row in at(
-            node["host"],
-            [
-                Finding(
-                    f"HCA {hca}",
-                    "an unused HCA, or consent to put load on it",
-                    f"in use by {text.names(users)}",
-                    "stop the job, or set matrix_load_allowed: true to measure anyway (the job slows down), "
-                    "or false to leave this HCA out",
-                )
-            ],
-        )
+        for row in at(node["host"], [Finding(f"HCA {hca}", wanted, f"in use by {text.names(users)}", step)])
     ]
 
 

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from ...module_utils._core.text import clean, count
 from ...module_utils.hca.text import natural
 from .._core.rails import is_active, rail_states
+from .._findings.checks import tally
 from . import heat, judge, maps
 from .judge import BAD, OK, OPEN
 
@@ -120,7 +121,7 @@ def _node_tile(judged: list[dict]) -> dict:
 
 
 def _check_tile(judged: list[dict]) -> dict:
-    total = judge.tally([item for node in judged for item in node["checks"]])
+    total = tally([item for node in judged for item in node["checks"]])
     needed = total["passed"] + total["failed"] + total["not_verified"]
     level = BAD if total["failed"] else OPEN if total["not_verified"] or not total["passed"] else OK
     explanation = f"checks passed; {total['failed']} failed, {total['not_verified']} not verified"
@@ -295,7 +296,7 @@ def _drift(document: Any, anchors: dict[str, str]) -> dict:
     if not document:
         return {"level": level, "said": f"Drift was {figure}: {explanation}.", "others": [], "differences": []}
     others = [host for host in document["hosts"] if host["verdict"] != "converged"]
-    others.sort(key=lambda host: (-judge.LEVELS.index(judge.drift_level(host["verdict"])), natural(host["host"])))
+    others.sort(key=lambda host: (-judge.LEVELS.index(judge.DRIFT_LEVEL[host["verdict"]]), natural(host["host"])))
     return {
         "level": level,
         "said": f"{figure} {explanation} (compared {document['at']})",
@@ -303,7 +304,7 @@ def _drift(document: Any, anchors: dict[str, str]) -> dict:
             {
                 "host": host["host"],
                 "anchor": anchors.get(host["host"]),
-                "level": judge.drift_level(host["verdict"]),
+                "level": judge.DRIFT_LEVEL[host["verdict"]],
                 "verdict": host["verdict"].replace("_", " "),
                 "reasons": host.get("reasons"),
                 "differences": len(host["differences"]),

@@ -13,7 +13,7 @@ from ...module_utils._device_plugin.plan import SERVICE
 from ...module_utils._host import firmware, memlock
 from ...module_utils.hca import pcie_path
 from .._core.rails import is_active, rail_states
-from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
+from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check, tally
 from .._preflight import host as preflight_host
 from . import traffic_class
 
@@ -458,10 +458,6 @@ def _fabric_step(test: dict) -> str:
 
 
 # --- text for people --------------------------------------------------------------------------------------------------
-
-
-def tally(checks) -> dict:
-    return {status: sum(item["status"] == status for item in checks) for status in STATUSES}
 
 
 def report_text(nodes: list[dict], check_mode: bool = False) -> str:

@@ -218,9 +218,9 @@ def test_more_tests_than_fit_in_a_plan_are_refused_with_the_peers_that_fit(node,
 def test_consent_is_asked_for_loaded_hcas_only(node):
     busy = node(1, in_use={"mlx5_0": ["python3 (process 7)"], "mlx5_99": ["other (process 8)"]})
     plan = planned([busy, node(2)])
-    findings = matrix_plan.consent_findings([plan], [busy, node(2)])
+    findings = matrix_plan.consent_findings(plan, [busy, node(2)])
     assert [(finding["host"], finding["object"]) for finding in findings] == [("node1", "HCA mlx5_0")]
-    assert matrix_plan.consent_findings([plan], [{**busy, "load_allowed": True}, node(2)]) == []
+    assert matrix_plan.consent_findings(plan, [{**busy, "load_allowed": True}, node(2)]) == []
     left = planned([{**busy, "load_allowed": False}, node(2)])
     rail = next(rail["index"] for rail in busy["facts"]["rails"] if rail["hca"] == "mlx5_0")
     assert {test["rail"] for test in left["tests"].values()} == set(range(8)) - {rail}
