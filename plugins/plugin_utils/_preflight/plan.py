@@ -540,5 +540,5 @@ def text(planned: dict, roles_asked: Sequence[str], check_mode: bool) -> str:
 def _unasked(decided: dict) -> list[str]:
     """What no probe can find out about a node's firewall."""
     results = (decided.get("firewall") or {}).get("results") or []
-    unknown = [row for row in results if row["id"] == "pods"]
+    unknown = [row for row in results if row["id"] == firewall.PODS]
     return [f"not verified: {row['wanted']}: {row['seen']}. {row['next_step']}" for row in unknown]

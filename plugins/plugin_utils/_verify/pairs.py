@@ -7,8 +7,7 @@ rail's nodes form a chain, so every node takes part and there is one test fewer 
 from ...module_utils._kube.pods import gid_address
 from .._core import fleet
 from .._core.addresses import address as address_of
-from .._core.addresses import netaddr
-from .._core.addresses import network as network_of
+from .._core.addresses import for_peers, netaddr
 from .._preflight import fabric_plan
 
 TOOLS = ("rping", "ib_write_bw")
@@ -60,8 +59,7 @@ def _slot(pci: dict) -> str:
 def _end(node: dict, rail: dict, hca: dict) -> dict:
     port = next(port for port in hca["ports"] if port["number"] == rail["port"])
     netdev = next((netdev for netdev in hca["netdevs"] if netdev["name"] == rail["netdev"]), None)
-    known = netdev["addresses"] if netdev and isinstance(netdev["addresses"], list) else []
-    addresses = [address for address in known if _usable(address)]
+    addresses = for_peers(netdev["addresses"]) if netdev else []
     end = {
         "host": node["host"],
         "rail": rail["index"],
@@ -93,12 +91,6 @@ def _end(node: dict, rail: dict, hca: dict) -> dict:
                 f"{rail['netdev'] or 'the port'} has no IPv4 or routable IPv6 address, so no peer can address it"
             )
     return end
-
-
-def _usable(address: str) -> bool:
-    """A fabric address: not link-local (each port has one), not loopback."""
-    held = network_of(address)
-    return held is not None and not (held.ip.is_link_local() or held.ip.is_loopback())
 
 
 def _gbps(hca: dict, port: dict):

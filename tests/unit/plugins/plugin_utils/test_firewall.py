@@ -219,25 +219,26 @@ def judged(state, mode="verify", tool="ufw", rules=(), listening=None, lacking=N
     return made, firewall.findings(firewall._known(nodes[0]), made, lacking or {})
 
 
-API = "firewall:6443/tcp"
+API, KUBELET, VXLAN = "firewall:6443/tcp", "firewall:10250/tcp", "firewall:8472/udp"
 
 
-@pytest.mark.parametrize(("state", "means"), [("answered", "open"), ("silent", "blocked"), ("refused", "blocked")])
+@pytest.mark.parametrize(("state", "means"), [("answered", "passed"), ("silent", "failed"), ("refused", "failed")])
 def test_what_an_answer_means(state, means):
     made, findings = judged(state)
-    ports = ("6443/tcp", "10250/tcp", "8472/udp")
-    assert {one["id"]: one["state"] for one in made["results"]} == {**dict.fromkeys(ports, means), "pods": "unknown"}
-    assert {one.id for one in findings} == ({f"firewall:{port}" for port in ports} if means == "blocked" else set())
+    wanted = {**dict.fromkeys((API, KUBELET, VXLAN), means), firewall.PODS: "not_verified"}
+    assert {one["id"]: one["status"] for one in made["results"]} == wanted
+    assert {one.id for one in findings} == ({API, KUBELET, VXLAN} if means == "failed" else set())
 
 
 @pytest.mark.parametrize(("listening", "unknown"), [
-    ({"deaf": {"6443/tcp": "no such address"}}, {"6443/tcp", "10250/tcp"}),
-    ({"unreachable": True, "msg": "no route to host"}, {"6443/tcp", "10250/tcp", "8472/udp"}),
+    ({"deaf": {"6443/tcp": "no such address"}}, {API, KUBELET}),
+    ({"unreachable": True, "msg": "no route to host"}, {API, KUBELET, VXLAN}),
 ])  # fmt: skip
 def test_where_nothing_could_listen_silence_says_nothing(listening, unknown):
     made, _findings = judged("silent", listening=listening)
-    assert {one["id"] for one in made["results"] if one["state"] == "unknown"} == unknown | {"pods"}
-    assert {one["state"] for one in judged("answered", listening=listening)[0]["results"]} == {"open", "unknown"}
+    assert {one["id"] for one in made["results"] if one["status"] == "not_verified"} == unknown | {firewall.PODS}
+    answered = judged("answered", listening=listening)[0]["results"]
+    assert {one["status"] for one in answered} == {"passed", "not_verified"}
 
 
 @pytest.mark.parametrize(("tool", "command"), [
