@@ -74,7 +74,7 @@ class ActionModule(ActionBase):
             text = f"Root causes\n{diagnosis.text(verdicts)}\n\n{text}"
         terminal.show(f"{text}\n")
         if args["page"]:
-            path = files.page_path(args["file"], _sources(task_vars))
+            path = files.page_path(args["file"], task_vars.get("ansible_inventory_sources") or [])
             self._write({path: terminal.here(page.page(results, args["title"]))})
             terminal.show(f"The report {'would be' if self._task.check_mode else 'is'} {path}\n")
         failed = {row["host"]: host_checks.tally(row["checks"])[host_checks.FAILED] for row in rows}
@@ -266,10 +266,6 @@ def _unguarded(task_vars) -> str | None:
             "gpufabric.rdma.drift, or set callbacks_enabled to gpufabric.rdma.drift"
         )
     return None
-
-
-def _sources(task_vars) -> list[str]:
-    return task_vars.get("ansible_inventory_sources") or []
 
 
 def _refused(wrong: list) -> dict:

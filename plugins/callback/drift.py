@@ -65,8 +65,7 @@ class CallbackModule(CallbackBase):
             guard(task)
 
     def v2_playbook_on_handler_task_start(self, task):
-        if self._guarding:
-            guard(task)
+        self.v2_playbook_on_task_start(task, False)
 
     # --- the record ---
 

@@ -1,7 +1,4 @@
-"""The bandwidth matrix after it ran: what each test should have reached, which did not, and the likely reason.
-
-Pure. The document is described by docs/schemas/results-1.json.
-"""
+"""The bandwidth matrix after it ran: what each test should have reached, which did not, the likely reason. Pure."""
 
 import bisect
 import statistics

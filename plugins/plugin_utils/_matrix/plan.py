@@ -58,7 +58,6 @@ def carries(hca: dict, end: dict, rail: dict, gpus: dict, dmabuf: bool, override
     gpu = gpus.get(rail["gpu"]) if rail.get("gpu") else None
     return {
         "kind": hca["kind"],
-        "model": pci.get("model"),
         "device": f"{pci.get('vendor')}:{pci.get('device')}" if pci else None,
         "link_layer": port["link_layer"],
         "rate_gbps": port["rate_gbps"],
@@ -130,11 +129,7 @@ def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes
         pairs = schedule.rounds([chain for _network, chain in groups], resources, options["peers"])
         for edges in pairs:
             for ways in (edges, [(other, one) for one, other in edges]):
-                number = len(planned["rounds"])
-                tests = [
-                    _test(by_id[one], by_id[other], networks[one], path, memory, next_port, number)
-                    for one, other in ways
-                ]
+                tests = [_test(by_id[one], by_id[other], networks[one], path, memory, next_port) for one, other in ways]
                 planned["tests"].update((test["id"], test) for test in tests)
                 planned["rounds"].append([test["id"] for test in tests])
         met = {end_id for edges in pairs for edge in edges for end_id in edge}
@@ -195,7 +190,7 @@ def label(end: dict) -> str:
     return f"{end['host']} {end['hca']}/{end['port']}"
 
 
-def _test(client: dict, server: dict, network: str, path: str, memory: str, next_port: dict, number: int) -> dict:
+def _test(client: dict, server: dict, network: str, path: str, memory: str, next_port: dict) -> dict:
     """One direction of one pair, in the form that _traffic.rounds runs."""
     key = server.get("node", server["host"])
     port = next_port[key]
@@ -206,9 +201,7 @@ def _test(client: dict, server: dict, network: str, path: str, memory: str, next
         "tool": "ib_write_bw",
         "path": path,
         "memory": memory,
-        "round": number,
         "rail": client["rail"],
-        "network": network,
         # ib_write_bw exchanges its queue pair numbers over TCP, which needs no address on the rail itself.
         "address": address if address is not None and ":" not in address else server["management"],
         "tcp_port": port,
@@ -220,7 +213,6 @@ def _test(client: dict, server: dict, network: str, path: str, memory: str, next
 def _side(end: dict, network: str, memory: str) -> dict:
     side = verify_pairs.side(end, end["networks"][network])
     side.update(
-        kind=end["kind"],
         pod=end.get("pod"),
         local_cpus=end["carries"]["local_cpus"],
         gpu=end["carries"]["gpu_index"] if memory == "cuda" else None,

@@ -1,7 +1,4 @@
-"""Network Operator's networks (MacvlanNetwork, IPoIBNetwork, HostDeviceNetwork) and nv-ipam's IPPools, as attachments.
-
-Pure.
-"""
+"""Networks of Network Operator (kinds: TYPES) and nv-ipam's IPPools, as attachments. Pure."""
 
 import json
 

@@ -124,13 +124,7 @@ def _flannel(values: dict, facts: dict | None, _groups: dict) -> list[Finding]:
         return [
             Finding("facts", "the RDMA facts of the node", "not read", "run playbooks/cluster.yml, which reads them")
         ]
-    wanted = {name: values[f"flannel_{name}"] for name in ("cidr", "backend", "mtu", "interface", "fabric_allowed")}
-    cluster = {
-        "node_address": values["k3s_node_ip"] or "",
-        "cluster_cidr": values["k3s_cluster_cidr"],
-        "service_cidr": values["k3s_service_cidr"],
-    }
-    return pod_network.findings(facts, {**wanted, **cluster})
+    return pod_network.findings(facts, values)
 
 
 def _multus(values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:

@@ -1,7 +1,4 @@
-"""The GPU-NIC map of a node: one tree per NUMA node, from the PCI host bridge down to GPUs and HCAs with their rails.
-
-Pure. Nested lists; the style sheet draws them.
-"""
+"""The GPU-NIC map of a node: a tree per NUMA node, from the PCI host bridge to GPUs and HCAs with their rails. Pure."""
 
 from collections.abc import Sequence
 from typing import Any, Optional

@@ -1,7 +1,4 @@
-"""Faults in a cluster's device plugins, policies, labels and pod network, compared with its nodes.
-
-Pure. Checks have the form of _findings.checks. Only faults become checks; a missing object is not a fault.
-"""
+"""Faults in a cluster's device plugins, policies, labels and pod network. A missing object is not a fault. Pure."""
 
 import json
 

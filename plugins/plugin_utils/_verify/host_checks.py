@@ -1,8 +1,4 @@
-"""What must be true of a node and of the fabric, each as a named check.
-
-Pure. A check is a mapping with id, object, status (passed, failed, not_verified or unused), wanted, seen and next_step;
-a fabric check that moved data also has figures.
-"""
+"""What must be true of a node and of the fabric, each as a named check (_findings.checks). Pure."""
 
 from collections.abc import Collection
 

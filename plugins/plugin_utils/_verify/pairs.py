@@ -210,8 +210,8 @@ def plan(nodes: list[dict]) -> dict:
         for network, chain in chains(usable).items():
             clashes += shared_addresses(network, chain)
             for client, server in zip(chain, chain[1:]):
-                address = _address(server, network)
-                if address is not None and _address(client, network) == address:
+                address = server["networks"][network]
+                if address is not None and client["networks"][network] == address:
                     continue
                 paired |= {(end["host"], end["rail"], end["hca"]) for end in (client, server)}
                 made = _tests(client, server, network, next_port)
@@ -242,17 +242,13 @@ def chains(usable: list[dict]) -> dict:
 def shared_addresses(network: str, chain: list[dict]) -> list[dict]:
     holders: dict[str, list] = {}
     for end in chain:
-        if _address(end, network) is not None:
-            holders.setdefault(_address(end, network), []).append(end)
+        if end["networks"][network] is not None:
+            holders.setdefault(end["networks"][network], []).append(end)
     return [{"address": address, "ends": sharing} for address, sharing in holders.items() if len(sharing) > 1]
 
 
-def _address(end: dict, network: str):
-    return end["networks"][network]
-
-
 def _tests(client: dict, server: dict, network: str, next_port: dict) -> list[dict]:
-    address = _address(server, network)
+    address = server["networks"][network]
     tests = []
     for tool in TOOLS:
         if tool == "rping" and address is None:
@@ -270,7 +266,7 @@ def _tests(client: dict, server: dict, network: str, next_port: dict) -> list[di
                 "address": address if over_rail else server["management"],
                 "tcp_port": port,
                 "server": side(server, address),
-                "client": side(client, _address(client, network)),
+                "client": side(client, client["networks"][network]),
                 "gbps": min((end["gbps"] for end in (client, server) if end["gbps"]), default=None),
                 "software": "software" in (client["kind"], server["kind"]),
                 "missing": sorted({end["host"] for end in (client, server) if tool not in end["tools"]}),

@@ -318,10 +318,8 @@ def bad_resources(_facts, variables, _captured):
     return preflight_host.values({**variables, "device_plugin_resources": "rail"}, options())
 
 
-def flannel_cidr(facts, _variables, _captured):
-    wanted = {"cidr": "10.244.0.0/16", "backend": "vxlan", "mtu": 0, "interface": "", "fabric_allowed": None}
-    wanted.update(node_address="", cluster_cidr="10.42.0.0/16", service_cidr="10.43.0.0/16")
-    return pod_network.findings(facts, wanted)
+def flannel_cidr(facts, variables, _captured):
+    return pod_network.findings(facts, {**variables, "flannel_cidr": "10.244.0.0/16"})
 
 
 def attachment(**changes):

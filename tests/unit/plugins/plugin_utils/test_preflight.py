@@ -240,11 +240,6 @@ def test_a_rail_of_a_dead_card_stays_empty_where_the_operator_states_the_number_
 
 # --- the pod network --------------------------------------------------------------------------------------------------
 
-FINE = {
-    "cidr": "10.42.0.0/16", "backend": "vxlan", "mtu": 0, "interface": "", "fabric_allowed": None,
-    "node_address": "", "cluster_cidr": "10.42.0.0/16", "service_cidr": "10.43.0.0/16",
-}  # fmt: skip
-
 
 @pytest.mark.parametrize(("name", "changes", "obj", "seen"), [
     (LAB, {}, None, ""),
@@ -252,18 +247,19 @@ FINE = {
     (LAB, {"interface": "eth2", "fabric_allowed": True}, None, ""),
     (LAB, {"backend": "host-gw"}, None, ""),
     (LAB, {"interface": "eth2"}, "NIC eth2", "it is rail 0"),
-    (LAB, {"node_address": "198.18.2.2"}, "NIC eth2", "pod traffic would share it with RDMA"),
+    (LAB, {"k3s_node_ip": "198.18.2.2"}, "NIC eth2", "pod traffic would share it with RDMA"),
     (GH200, {"interface": "enp1s0f1np1"}, "NIC enp1s0f1np1", "does not carry the default route"),
     (LAB, {"cidr": "10.244.0.0/16"}, "variable flannel_cidr", "10.244.0.0/16"),
     (LAB, {"cidr": "10.42.0.0/33"}, "variable flannel_cidr", "10.42.0.0/33"),
-    (LAB, {"cidr": "fd00::/56", "cluster_cidr": ""}, "variable flannel_cidr", "fd00::/56"),
-    (LAB, {"service_cidr": "10.42.128.0/20"}, "variable flannel_cidr", "overlaps k3s_service_cidr"),
-    (LAB, {"cidr": "198.18.0.0/15", "cluster_cidr": ""}, "variable flannel_cidr", "overlaps 198.18.2.2/24 of eth2"),
+    (LAB, {"cidr": "fd00::/56"}, "variable flannel_cidr", "fd00::/56"),
+    (LAB, {"k3s_service_cidr": "10.42.128.0/20"}, "variable flannel_cidr", "overlaps k3s_service_cidr"),
+    (LAB, {"cidr": "198.18.0.0/15"}, "variable flannel_cidr", "overlaps 198.18.2.2/24 of eth2"),
     (LAB, {"backend": "host-gw", "mtu": 1400}, "variable flannel_mtu", "1400"),
     (GH200, {"mtu": 1480}, "variable flannel_mtu", "1480, with MTU"),
 ])  # fmt: skip
 def test_a_pod_network_that_cannot_work_is_refused(facts_of, name, changes, obj, seen):
-    findings = pod_network.findings(facts_of(name, software_hcas=True), {**FINE, **changes})
+    given = {key if key.startswith("k3s_") else f"flannel_{key}": value for key, value in changes.items()}
+    findings = pod_network.findings(facts_of(name, software_hcas=True), {**TYPED, **given})
     assert bool(findings) == bool(obj)
     assert not obj or [item for item in findings if item.object == obj and seen in item.seen], findings
 
