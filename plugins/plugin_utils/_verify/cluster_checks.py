@@ -14,8 +14,7 @@ _LEVEL = "privileged"
 _READY = ("ready", "ignore")
 # Driver flavors that a container must not load a second time.
 _HOST_DRIVERS = ("doca", "mlnx_ofed")
-# The link that Flannel makes for VXLAN.
-_VXLAN_LINK = "flannel.1"
+_VXLAN_LINK = pod_network.LINKS["vxlan"]
 _FEATURE = "feature.node.kubernetes.io/"
 
 
