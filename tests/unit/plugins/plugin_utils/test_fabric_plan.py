@@ -41,14 +41,6 @@ def test_the_class_of_each_published_profile():
     assert classes == {"doroce": 106, "oracle": 105, "spiderpool": 160, "spectrum-x": 96}
 
 
-def test_the_class_is_dscp_and_ecn_whatever_the_plan():
-    for dscp in range(64):
-        for ecn, bits in ((False, 0), ("ect1", 1), (True, 2)):
-            plan = fabric_plan.of({**STATED, "dscp": dscp, "cnp_priority": 3, "lossless": False, "ecn": ecn})
-            plan = plan or fabric_plan.of({**STATED, "dscp": dscp, "cnp_dscp": 1, "ecn": ecn})
-            assert (plan.traffic_class >> 2, plan.traffic_class & 3) == (dscp, bits)
-
-
 @pytest.mark.parametrize(("layers", "named"), [
     ({ROCE}, {"NCCL_IB_TC", "NCCL_GIN_IB_TC", "UCX_IB_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS",
               "NCCL_IB_SL", "UCX_IB_SL"}),

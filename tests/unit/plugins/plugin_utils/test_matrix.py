@@ -43,38 +43,31 @@ def test_what_a_link_carries(rate, text, layer, mtu, gbps):
     assert expect.wire_gbps(rate, layer, mtu, text) == pytest.approx(gbps, abs=0.1)
 
 
-@pytest.mark.parametrize(("rate", "speed", "width", "best", "gbps", "reason"), [
-    (400.0, 32.0, 16, (32.0, 16), 397.5, None),
-    (400.0, 16.0, 16, (32.0, 16), 397.5, "PCIe link trained down to 16 of 32 GT/s"),
-    (400.0, 32.0, 8, (32.0, 16), 397.5, "PCIe x8 instead of x16"),
-    (400.0, 8.0, 8, (32.0, 16), 397.5, "PCIe x8 instead of x16 and PCIe link trained down to 8"),
-    (200.0, 32.0, 8, (32.0, 16), 198.7, None),
-    (200.0, 8.0, 16, (16.0, 16), 198.7, "PCIe link trained down to 8 of 16 GT/s"),
-    (100.0, 8.0, 8, (8.0, 16), 99.4, "PCIe x8 instead of x16, which carries 53.0 Gb/s"),
-    (100.0, 8.0, 8, (8.0, 8), 53.0, None),  # a card of 8 lanes
-])  # fmt: skip
-def test_what_a_card_should_reach_and_what_holds_it_back(rate, speed, width, best, gbps, reason):
-    made = expect.end(carries(rate, speed, width, best), {})
-    assert made["gbit_per_s"] == pytest.approx(gbps, abs=0.1)
-    assert [reason in limit for limit in made["limits"]] == ([True] if reason else [])
-
-
 NO_BEST = {"speed_gts": 16.0, "width": 16, "max_speed_gts": None, "max_width": None}
+DOWN_SPEED, DOWN_WIDTH = "PCIe link trained down to 16 of 32 GT/s", "PCIe x8 instead of x16"
 
 
-@pytest.mark.parametrize(("end", "gbps", "why"), [
-    (carries(100.0, 8.0, 8), 53.0, "PCIe Gen3 x8 with 256 bytes of payload per packet"),
-    (carries(), 397.5, "link of 400 Gb/s without packet headers"),
-    (carries(kind="software"), None, None),
-    (carries(rate_gbps=None), None, None),
-    (carries(override=90), 90.0, "matrix_expected_gbit_per_s"),
-    (carries(link=NO_BEST), 212.0, None),
-    (carries(link={}), 397.5, None),
+@pytest.mark.parametrize(("end", "gbps", "why", "reason"), [
+    (carries(), 397.5, "link of 400 Gb/s without packet headers", None),
+    (carries(400.0, 16.0, 16, (32.0, 16)), 397.5, None, DOWN_SPEED),
+    (carries(400.0, 32.0, 8, (32.0, 16)), 397.5, None, DOWN_WIDTH),
+    (carries(400.0, 8.0, 8, (32.0, 16)), 397.5, None, f"{DOWN_WIDTH} and PCIe link trained down to 8"),
+    (carries(200.0, 32.0, 8, (32.0, 16)), 198.7, None, None),
+    (carries(200.0, 8.0, 16, (16.0, 16)), 198.7, None, "PCIe link trained down to 8 of 16 GT/s"),
+    (carries(100.0, 8.0, 8, (8.0, 16)), 99.4, None, f"{DOWN_WIDTH}, which carries 53.0 Gb/s"),
+    # A card of 8 lanes.
+    (carries(100.0, 8.0, 8), 53.0, "PCIe Gen3 x8 with 256 bytes of payload per packet", None),
+    (carries(kind="software"), None, None, None),
+    (carries(rate_gbps=None), None, None, None),
+    (carries(override=90), 90.0, "matrix_expected_gbit_per_s", None),
+    (carries(link=NO_BEST), 212.0, None, None),
+    (carries(link={}), 397.5, None, None),
 ])  # fmt: skip
-def test_which_figure_counts(end, gbps, why):
+def test_what_an_end_should_reach_and_what_holds_it_back(end, gbps, why, reason):
     made = expect.end(end, {})
     assert made["gbit_per_s"] == (gbps and pytest.approx(gbps, abs=0.1))
     assert why in (None, made["why"])
+    assert [reason in limit for limit in made["limits"]] == ([True] if reason else [])
 
 
 @pytest.mark.parametrize("own", [100.0, 400.0])

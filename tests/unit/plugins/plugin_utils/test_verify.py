@@ -309,31 +309,30 @@ def fabric(test, result=None, error=None, **options):
     return item
 
 
-@pytest.mark.parametrize(("gbps", "changed", "status", "seen"), [
-    (380.0, {}, PASSED, "(380.0 Gb/s)"),
-    (279.9, {}, FAILED, "(279.9 Gb/s)"),
-    (0.01, {"software": True, "gbps": None}, PASSED, "function only, no threshold"),
+BROKEN, NO_DEVICE = {"ok": False, "error": "Couldn't connect"}, "exit code 1: no device"
+
+
+def carried(gbps):
+    return {"gbps": gbps, "mb_per_s": 1.2}
+
+
+@pytest.mark.parametrize(("changed", "result", "error", "check_mode", "status", "seen"), [
+    # Real HCAs have a threshold, software ones have none.
+    ({}, carried(380.0), None, False, PASSED, "(380.0 Gb/s)"),
+    ({}, carried(279.9), None, False, FAILED, "(279.9 Gb/s)"),
+    ({"software": True, "gbps": None}, carried(0.01), None, False, PASSED, "function only, no threshold"),
+    ({}, BROKEN, NO_DEVICE, False, FAILED, "Couldn't connect; b: exit code 1: no device"),
+    ({}, None, None, False, FAILED, "no result"),
+    ({}, None, None, True, NOT_VERIFIED, "check mode sends no traffic"),
+    ({"missing": ["a", "b"]}, None, None, False, NOT_VERIFIED, "ib_write_bw is not installed on a, b"),
 ])  # fmt: skip
-def test_real_hcas_have_a_threshold_and_software_ones_have_none(gbps, changed, status, seen):
-    item = fabric(planned_test(**changed), {"gbps": gbps, "mb_per_s": 1.2})
-    assert (item["status"], seen in item["seen"], item["figures"]["gbps"]) == (status, True, gbps)
-    assert ("280.0 Gb/s" in item["wanted"]) == (changed == {})
-
-
-def test_a_test_that_failed_names_both_ends():
-    item = fabric(planned_test(), {"ok": False, "error": "Couldn't connect"}, "exit code 1: no device")
-    assert (item["status"], item["object"]) == (FAILED, "ib_write_bw rail 0: a mlx5_0 -> b mlx5_0")
-    assert item["seen"] == "Couldn't connect; b: exit code 1: no device"
-
-
-@pytest.mark.parametrize(("changed", "options", "status", "seen"), [
-    ({}, {}, FAILED, "no result"),
-    ({}, {"check_mode": True}, NOT_VERIFIED, "check mode sends no traffic"),
-    ({"missing": ["a", "b"]}, {}, NOT_VERIFIED, "ib_write_bw is not installed on a, b"),
-])  # fmt: skip
-def test_a_test_without_a_result_has_a_reason(changed, options, status, seen):
-    item = fabric(planned_test(**changed), **options)
-    assert (item["status"], seen in item["seen"]) == (status, True)
+def test_what_a_test_between_nodes_shows(changed, result, error, check_mode, status, seen):
+    item = fabric(planned_test(**changed), result, error, check_mode=check_mode)
+    assert (item["status"], item["object"]) == (status, "ib_write_bw rail 0: a mlx5_0 -> b mlx5_0")
+    assert seen in item["seen"]
+    measured = (result or {}).get("gbps")
+    assert item.get("figures", {}).get("gbps") == measured
+    assert ("280.0 Gb/s" in item["wanted"]) == bool(measured and not changed)
 
 
 def test_a_rail_without_a_peer_is_not_verified_and_a_shared_address_fails():
@@ -428,16 +427,12 @@ NO_ADDRESS = "eth0 has no IPv4 or routable IPv6 address, so no peer can address 
     ([rail(0, "10.0.0.1/24"), rail(0, "10.0.9.2/24")], "no peer in 10.0.0.0/24: rail 0 of b 10.0.9.0/24"),
     ([rail(0), rail(0, "10.0.0.2/24")], NO_ADDRESS),
     ([rail(0, "10.0.0.1/24", state="INIT"), rail(0, "10.0.0.2/24")], "the port is INIT"),
+    ([rail(0, "10.0.0.1/24"), rail(0, "10.0.0.2/24")], "its facts come from a tree of files, which cannot send"),
 ])  # fmt: skip
 def test_a_rail_without_a_peer_says_why(rails, reason):
-    plan = pairs.plan([end(name, one) for name, one in zip("ab", rails)])
+    plan = pairs.plan([end(name, one, runs="tree" not in reason) for name, one in zip("ab", rails)])
     assert plan["tests"] == []
     assert [one["reason"] for one in plan["unpaired"] if one["host"] == "a"] == [reason]
-
-
-def test_facts_from_a_tree_of_files_send_nothing():
-    plan = pairs.plan(alone("10.0.0.1/24", "10.0.0.2/24", runs=False))
-    assert (plan["tests"], len(plan["unpaired"])) == ([], 2)
 
 
 def test_an_address_that_two_nodes_have_is_reported_and_not_tested_against_itself():
