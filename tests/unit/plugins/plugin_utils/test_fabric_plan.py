@@ -146,12 +146,8 @@ def test_nics_are_set_node_by_node_where_a_link_may_go_down(captured, stated, ni
 @pytest.mark.parametrize(("next_value", "current", "allowed", "tried", "told"), [
     ("False(0)", "False(0)", True, None, (False, 0, 0, 0)),
     ("True(1)", "True(1)", True, None, (True, 3, 1, 0)),
-    ("False(0)", "True(1)", True, None, (True, 1, 1, 0)),
     ("False(0)", "True(1)", True, "another boot", (False, 0, 0, 1)),
-    ("True(1)", "True(1)", True, "another boot", (False, 0, 0, 1)),
     ("True(1)", "True(1)", None, None, (False, 0, 0, 1)),
-    ("True(1)", "True(1)", False, None, (False, 0, 0, 0)),
-    ("Array[0..7]", "Array[0..7]", True, None, (False, 0, 0, 1)),
 ])  # fmt: skip
 def test_firmware_that_differs_has_the_module_run_for_the_change_or_the_reboot(
     captured, next_value, current, allowed, tried, told

@@ -9,12 +9,19 @@ DEFAULTS = {name: option.get("default") for name, option in variables.options().
 QUIET = {"matrix_host": False, "verification_fabric": False}
 
 
-def rail(index, *addresses, kind="pci", gid="RoCE v2"):
+ROCE = "RoCE v2"
+
+
+def rail(index, *addresses, kind="pci", layer="Ethernet", state="ACTIVE", gid=ROCE, gids=None):
+    """A rail and its HCA, whose GIDs are those of its IPv4 addresses."""
     netdev = {"name": f"eth{index + 1}", "addresses": list(addresses)}
-    ports = [{"number": 1, "gids": [{"type": gid}] if gid else []}]
+    texts = ["fe80::1", *(f"::ffff:{text.partition('/')[0]}" for text in addresses if ":" not in text)]
+    own = [{"index": 3 * place, "gid": text, "type": gid} for place, text in enumerate(texts)]
+    port = {"number": 1, "state": state, "link_layer": layer, "rate_gbps": 400.0, "gids": own if gids is None else gids}
+    pci = {"address": f"0000:0{index}:00.0", "link": {"speed_gts": 32.0, "width": 16}} if kind == "pci" else None
     return {
-        "hca": {"name": f"mlx5_{index}", "kind": kind, "netdevs": [netdev], "ports": ports},
-        "rail": {"index": index, "hca": f"mlx5_{index}", "netdev": netdev["name"]},
+        "hca": {"name": f"mlx5_{index}", "kind": kind, "pci": pci, "netdevs": [netdev], "ports": [port]},
+        "rail": {"index": index, "hca": f"mlx5_{index}", "port": 1, "netdev": netdev["name"]},
     }
 
 
@@ -41,7 +48,7 @@ def node(number, *rails, server=False, member=True, tool="ufw", **changes):
     }
 
 
-def on_rails(count=2, rails=1, kind="pci", gid="RoCE v2", **changes):
+def on_rails(count=2, rails=1, kind="pci", gid=ROCE, **changes):
     return [
         node(n, *(rail(r, f"10.8.{r}.{n}/24", kind=kind, gid=gid) for r in range(rails)), member=False, **changes)
         for n in range(1, count + 1)
@@ -107,7 +114,7 @@ def test_every_port_at_which_a_test_pod_listens_in_the_nodes_network_is_needed(k
         rails = [rail(n, f"10.10.{n}.{number}/24", kind=kind) for n, kind in enumerate(kinds)]
         nodes.append(node(number, *rails))
         served = [
-            {**one["rail"], "port": 1, "kind": kind, "link_layer": "Ethernet", "networks": [f"10.10.{n}.0/24"]}
+            {**one["rail"], "kind": kind, "link_layer": "Ethernet", "networks": [f"10.10.{n}.0/24"]}
             for n, (one, kind) in enumerate(zip(rails, kinds))
         ]
         attached = [{"rail": one, "interface": f"net{one['index']}"} for one in served]

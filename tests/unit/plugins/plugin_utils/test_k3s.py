@@ -76,13 +76,6 @@ def findings(*nodes, **more):
     return [(item["host"], item["object"]) for item in decide(*nodes, **more)["findings"]]
 
 
-def test_the_first_of_two_plain_nodes_is_the_server():
-    decided = decide(node(), node(2))
-    assert decided["findings"] == []
-    assert [item["role"] for item in decided["nodes"].values()] == ["server", "agent"]
-    assert decided["nodes"]["node2"]["options"][config.CONFIG]["server"] == "https://192.0.2.1:6443"
-
-
 @pytest.mark.parametrize(("seen", "variables", "expected"), [
     ({}, {}, {"disable": ["servicelb", "traefik"], "flannel-backend": "none", "node-ip": "192.0.2.1"}),
     ({}, {}, {"disable-network-policy": None, "node-taint": ["rdma.gpufabric.io/not-ready=true:NoSchedule"]}),
@@ -118,6 +111,7 @@ def test_k12_values_that_servers_must_agree_on_are_compared():
     nodes = [node(number, three) for number in (1, 2, 3)]
     assert options(*nodes)["cluster-init"] is True
     assert "cluster-init" not in options(*nodes, host="node2")
+    assert options(node(), node(2), host="node2")["server"] == "https://192.0.2.1:6443"
     nodes[1]["variables"].update(secrets_encryption=False, disable=["traefik"])
     assert findings(*nodes) == [("node2", "k3s option disable"), ("node2", "k3s option secrets-encryption")]
 

@@ -140,11 +140,6 @@ def node(facts_of):
     return make
 
 
-@pytest.fixture
-def pair(node):
-    return [node(1), node(2)]
-
-
 def planned(nodes, **options):
     return matrix_plan.plan(nodes, {**OPTIONS, **options})
 
@@ -214,9 +209,14 @@ def test_consent_is_asked_for_loaded_hcas_only(node):
     findings = matrix_plan.consent_findings(plan, [busy, node(2)])
     assert [(finding["host"], finding["object"]) for finding in findings] == [("node1", "HCA mlx5_0")]
     assert matrix_plan.consent_findings(plan, [{**busy, "load_allowed": True}, node(2)]) == []
-    left = planned([{**busy, "load_allowed": False}, node(2)])
+    left = planned([{**busy, "load_allowed": False}, node(2), node(3, tools=[])])
     rail = next(rail["index"] for rail in busy["facts"]["rails"] if rail["hca"] == "mlx5_0")
     assert {test["rail"] for test in left["tests"].values()} == set(range(8)) - {rail}
+    reasons = {end["reason"] for end in left["alone"] if end["host"] != "node2"}
+    assert reasons == {
+        "mlx5_0 is in use by python3 (process 7), and matrix_load_allowed is false",
+        "ib_write_bw is not installed (package perftest)",
+    }
 
 
 # How GPU memory is registered; the tool's features; whether --use_cuda_dmabuf is set, or why it is not measured.
@@ -227,7 +227,8 @@ def test_consent_is_asked_for_loaded_hcas_only(node):
     ("peermem", {"send": False, "dmabuf": False}, None, "built without CUDA"),
     ("dmabuf", {"send": True, "dmabuf": False}, None, "no --use_cuda_dmabuf"),
 ])  # fmt: skip
-def test_gpu_memory_is_measured_after_host_memory_as_the_facts_and_the_tool_allow(pair, mode, cuda, dmabuf, reason):
+def test_gpu_memory_is_measured_after_host_memory_as_the_facts_and_the_tool_allow(node, mode, cuda, dmabuf, reason):
+    pair = [node(1), node(2)]
     for one in pair:
         one["cuda"], one["facts"]["gpudirect"]["mode"] = cuda, mode
     plan = planned(pair, cuda=True)

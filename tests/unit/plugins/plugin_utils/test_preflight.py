@@ -322,12 +322,11 @@ def test_the_gates_are_what_the_api_server_keeps(tmp_path, on):
     assert kube_dra.capabilities(double.client())["served"] is False
 
 
-def netdev(number):
-    return {"name": f"eth{number}", "type": "ether"}
-
-
 FACTS = {
-    "hcas": [{"name": f"mlx5_{n}", "pci": {"vendor": "15b3"}, "netdevs": [netdev(n)]} for n in (0, 1)],
+    "hcas": [
+        {"name": f"mlx5_{n}", "pci": {"vendor": "15b3"}, "netdevs": [{"name": f"eth{n}", "type": "ether"}]}
+        for n in (0, 1)
+    ],
     "rails": [{"index": n, "hca": f"mlx5_{n}", "netdev": f"eth{n}", "pci": f"0000:0{n}:00.0"} for n in (0, 1)],
 }
 LISTED = [

@@ -1,5 +1,6 @@
 """Checks of a node, its GPUs, its networks and the fabric: the pairs for traffic, and the judge of all checks."""
 
+import functools
 import json
 import sys
 
@@ -364,20 +365,7 @@ def test_the_report_puts_failures_first_and_counts_what_was_not_verified(node):
 # --- pairs for traffic: chains by rail and subnet ---------------------------------------------------------------------
 
 
-def rail(number, address=None, state="ACTIVE", layer="Ethernet", kind="software", gids=None):
-    if gids is None:
-        gids = [{"index": 0, "gid": "fe80:0000:0000:0000:5054:00ff:fe00:0001", "type": "RoCE v2", "netdev": "eth2"}]
-        if address and ":" not in address:
-            a, b, c, d = (int(part) for part in address.partition("/")[0].split("."))
-            mapped = f"0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}"
-            gids.append({"index": 3, "gid": mapped, "type": "RoCE v2", "netdev": "eth2"})
-    name, netdev = f"hca{number}", {"name": f"eth{number}", "addresses": [address] if address else []}
-    pci = {"address": f"0000:0{number}:00.0", "link": {"speed_gts": 32.0, "width": 16}} if kind == "pci" else None
-    port = {"number": 1, "state": state, "link_layer": layer, "rate_gbps": 400.0, "gids": gids}
-    return {
-        "rail": {"index": number, "hca": name, "port": 1, "netdev": netdev["name"]},
-        "hca": {"name": name, "kind": kind, "pci": pci, "netdevs": [netdev], "ports": [port]},
-    }
+rail = functools.partial(test_firewall.rail, kind="software")
 
 
 def end(name, *rails, tools=pairs.TOOLS, runs=True):
@@ -417,7 +405,7 @@ def test_more_nodes_make_a_chain_in_which_each_takes_part(number):
     assert (len(plan["rounds"]), sum(map(len, plan["rounds"]))) == (4, len(tests))
 
 
-NO_ADDRESS = "eth0 has no IPv4 or routable IPv6 address, so no peer can address it"
+NO_ADDRESS = "eth1 has no IPv4 or routable IPv6 address, so no peer can address it"
 
 
 @pytest.mark.parametrize(("rails", "reason"), [
@@ -444,7 +432,7 @@ def test_an_address_that_two_nodes_have_is_reported_and_not_tested_against_itsel
 
 def infiniband(prefix="fe80:0000:0000:0000"):
     gids = [{"index": 0, "gid": f"{prefix}:0002:c903:0000:0000", "type": "IB/RoCE v1", "netdev": None}]
-    return rail(0, None, layer="InfiniBand", kind="pci", gids=gids)
+    return rail(0, layer="InfiniBand", kind="pci", gids=gids)
 
 
 def test_infiniband_without_addresses_shakes_hands_over_the_management_network():
@@ -457,23 +445,16 @@ def test_infiniband_without_addresses_shakes_hands_over_the_management_network()
 @pytest.mark.parametrize("layer", ["Ethernet", "InfiniBand"])
 def test_a_gid_or_an_address_that_is_none_pairs_with_nobody(layer):
     gids = [{"index": 0, "gid": "{{ lookup }}", "type": "RoCE v2", "netdev": "eth2"}]
-    odd = rail(0, None, layer=layer, gids=gids)
+    odd = rail(0, layer=layer, gids=gids)
     odd["hca"]["netdevs"][0]["addresses"] = ["../../etc", "::1/64"]
     plan = pairs.plan([end("a", odd), end("b", rail(0, "10.0.0.2/24", layer=layer))])
     assert (plan["tests"], [item["host"] for item in plan["unpaired"]]) == ([], ["a", "b"])
 
 
-@pytest.mark.parametrize(("layer", "own", "classes"), [
-    ("Ethernet", ("oracle", None), [105, None]),
-    ("InfiniBand", ("oracle", "oracle"), [None, None]),
-])  # fmt: skip
-def test_each_end_sends_in_the_class_of_its_own_plan(layer, own, classes):
-    nodes = [
-        {**end(name, rail(0, f"10.0.0.{number}/24", layer=layer)), "fabric_plan": plan}
-        for number, (name, plan) in enumerate(zip("ab", own), 1)
-    ]
-    test = pairs.plan(nodes)["tests"][1]
-    assert [test[role]["traffic_class"] for role in ("client", "server")] == classes
+def test_each_end_sends_in_the_class_of_its_own_plan():
+    plans = zip(alone("10.0.0.1/24", "10.0.0.2/24"), ("oracle", None))
+    test = pairs.plan([{**node, "fabric_plan": plan} for node, plan in plans])["tests"][1]
+    assert [test[role]["traffic_class"] for role in ("client", "server")] == [105, None]
 
 
 @pytest.mark.parametrize(("net", "size", "tools", "tests"), [
@@ -616,18 +597,6 @@ def known(captured):
 def gathered(known, **shared):
     hosts = [of_host["node"]["host"] for of_host in known]
     return judge.gather([*hosts, "away"], [*known, {}], {"node": known[0]["node"], **shared})
-
-
-@pytest.mark.parametrize(("registered", "failure"), [
-    ({}, ""),
-    ({"started": NO_ROOM}, "no room"),
-    ({"collected": NO_ROOM}, "no room"),
-    ({"collected": {"results": [], "error": "no end within 9 s"}}, "no end within 9 s"),
-    ({"collected": GONE}, "no route to host"),
-])  # fmt: skip
-def test_why_a_node_ran_no_tests(known, registered, failure):
-    known[0].update(registered)
-    assert gathered(known).failures == [failure, ""]
 
 
 @pytest.mark.parametrize(
