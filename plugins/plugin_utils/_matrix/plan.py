@@ -117,16 +117,17 @@ def plan_pods(ends: list[dict], base_ports: dict, options: dict) -> dict:
 def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes: int) -> dict:
     planned: dict = {"path": path, "rounds": [], "tests": {}, "alone": [], "clashes": []}
     memories = {"host": every, **({"cuda": [_with_gpu(end) for end in every]} if options["cuda"] else {})}
-    grouped = {memory: _groups(ends) for memory, ends in memories.items()}
+    grouped = {memory: verify_pairs.chains(ends) for memory, ends in memories.items()}
     _refuse_too_many(
         [len(chain) for groups, _clashes in grouped.values() for _network, chain in groups], options, nodes
     )
     for memory, ends in memories.items():
         groups, clashes = grouped[memory]
         by_id = {end["id"]: end for end in ends}
-        networks = {end_id: network for network, chain in groups for end_id in chain}
+        networks = {end["id"]: network for network, chain in groups for end in chain}
         resources = {end["id"]: set(end["resources"]) for end in ends}
-        pairs = schedule.rounds([chain for _network, chain in groups], resources, options["peers"])
+        ids = [[end["id"] for end in chain] for _network, chain in groups]
+        pairs = schedule.rounds(ids, resources, options["peers"])
         for edges in pairs:
             for ways in (edges, [(other, one) for one, other in edges]):
                 tests = [_test(by_id[one], by_id[other], networks[one], path, memory, next_port) for one, other in ways]
@@ -152,17 +153,6 @@ def _refuse_too_many(chains: list[int], options: dict, nodes: int) -> None:
         step = f"set matrix_peers: {fits}, which makes {text.count(tests(fits), 'test')}; or {step}"
     seen = f"{text.count(tests(options['peers']), 'test')} between {text.count(nodes, 'node')}; nothing has been sent"
     raise Refused.because("matrix_peers", f"at most {text.count(MOST_TESTS, 'test')} in a run", seen, step)
-
-
-def _groups(ends: list[dict]) -> tuple:
-    """([(network, ids of the ends in it)] rail by rail, clashes of addresses)."""
-    groups, clashes = [], []
-    for rail in sorted({end["rail"] for end in ends}):
-        usable = [end for end in ends if end["rail"] == rail and end["reason"] is None]
-        for network, chain in verify_pairs.chains(usable).items():
-            clashes += verify_pairs.shared_addresses(network, chain)
-            groups.append((network, [end["id"] for end in chain]))
-    return groups, clashes
 
 
 def _with_gpu(end: dict) -> dict:

@@ -581,37 +581,26 @@ def plan(facts: dict, variables: dict) -> dict:
     settled: whether the roles of the host layer would only repeat the notes.
     """
     made_by = plans(facts, variables)
-    pending = [
-        bool(made.changes or made.findings or made.reboot_reasons or made.stale_images) for made in made_by.values()
-    ]
-    outcome: dict = {
-        "settled": not (_changes_driver(variables) or facts["unfinished"] or any(pending)),
-        "changes": [],
-        "findings": [],
-        "reboot_reasons": [],
-        # Reasons that no role of the run causes; the planner of rdma_netns reports its own.
-        "notes": hca_facts.reboot_reasons({"driver": facts["driver"]}),
-        "not_applied": [],
-        "not_verified": [],
-    }
-    stale: list[str] = []
-    for role, made in made_by.items():
-        why = PLANNED[role].format(**variables)
-        outcome["changes"] += [{**change._asdict(), "why": why, "role": role} for change in made.changes]
-        outcome["findings"] += made.findings
-        outcome["reboot_reasons"] += [
-            reason for reason in made.reboot_reasons if reason not in outcome["reboot_reasons"]
-        ]
-        outcome["not_applied"] += made.not_applied
-        outcome["not_verified"] += made.not_verified
-        notes = made.not_applied + made.not_verified + made.notes
-        outcome["notes"] += [note for note in notes if note not in outcome["notes"]]
-        stale += [image for image in made.stale_images if image not in stale]
+    made = list(made_by.values())
+    pending = any(each.changes or each.findings or each.reboot_reasons or each.stale_images for each in made)
+    whys = {role: PLANNED[role].format(**variables) for role in made_by}
+    rows = [(role, whys[role], change) for role, each in made_by.items() for change in each.changes]
     if variables["kernel_modules_initramfs"] != "never":
         why = "the initramfs contains an older copy of our modprobe.d file"
-        rebuilt = [Change(image, "rebuild", "older", "rebuilt") for image in stale]
-        outcome["changes"] += [{**change._asdict(), "why": why, "role": "kernel_modules"} for change in rebuilt]
-    return outcome
+        stale = dict.fromkeys(image for each in made for image in each.stale_images)
+        rows += [("kernel_modules", why, Change(image, "rebuild", "older", "rebuilt")) for image in stale]
+    # Reasons that no role of the run causes; the planner of rdma_netns reports its own.
+    notes = hca_facts.reboot_reasons({"driver": facts["driver"]})
+    notes += [note for each in made for note in (*each.not_applied, *each.not_verified, *each.notes)]
+    return {
+        "settled": not (_changes_driver(variables) or facts["unfinished"] or pending),
+        "changes": [{**change._asdict(), "why": why, "role": role} for role, why, change in rows],
+        "findings": [finding for each in made for finding in each.findings],
+        "reboot_reasons": list(dict.fromkeys(reason for each in made for reason in each.reboot_reasons)),
+        "notes": list(dict.fromkeys(notes)),
+        "not_applied": [text for each in made for text in each.not_applied],
+        "not_verified": [text for each in made for text in each.not_verified],
+    }
 
 
 # --- text for people --------------------------------------------------------------------------------------------------

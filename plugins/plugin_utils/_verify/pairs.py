@@ -4,6 +4,8 @@ Pure. Peers are found by rail index and subnet, never by name: rail i of one nod
 rail's nodes form a chain, so every node takes part and there is one test fewer than there are nodes.
 """
 
+from collections import Counter
+
 from ...module_utils._kube.pods import gid_address
 from .._core import fleet
 from .._core.addresses import address as address_of
@@ -201,23 +203,21 @@ def plan(nodes: list[dict]) -> dict:
     that two nodes have.
     """
     every = [end for node in nodes for end in ends(node)]
-    tests, clashes, paired = [], [], set()
+    tests, paired = [], set()
     rounds: list[list[str]] = []
     busy: dict = {}
     next_port = {node["host"]: node["base_port"] for node in nodes}
-    for rail in sorted({end["rail"] for end in every}):
-        usable = [end for end in every if end["rail"] == rail and end["reason"] is None]
-        for network, chain in chains(usable).items():
-            clashes += shared_addresses(network, chain)
-            for client, server in zip(chain, chain[1:]):
-                address = server["networks"][network]
-                if address is not None and client["networks"][network] == address:
-                    continue
-                paired |= {(end["host"], end["rail"], end["hca"]) for end in (client, server)}
-                made = _tests(client, server, network, next_port)
-                tests += made
-                for test in [test for test in made if not test["missing"]]:
-                    book(rounds, busy, {*client["resources"], *server["resources"]}, test["id"])
+    groups, clashes = chains(every)
+    for network, chain in groups:
+        for client, server in zip(chain, chain[1:]):
+            address = server["networks"][network]
+            if address is not None and client["networks"][network] == address:
+                continue
+            paired |= {(end["host"], end["rail"], end["hca"]) for end in (client, server)}
+            made = _tests(client, server, network, next_port)
+            tests += made
+            for test in [test for test in made if not test["missing"]]:
+                book(rounds, busy, {*client["resources"], *server["resources"]}, test["id"])
     unpaired = [
         {**end, "reason": end["reason"] or why_alone(end, every, len(nodes))}
         for end in every
@@ -226,20 +226,27 @@ def plan(nodes: list[dict]) -> dict:
     return {"tests": tests, "rounds": rounds, "unpaired": unpaired, "clashes": clashes}
 
 
-def chains(usable: list[dict]) -> dict:
-    """{network: ends in order}; an end with several networks joins the one with most other ends."""
-    members: dict[str, list] = {}
-    for end in usable:
-        for network in end["networks"]:
-            members.setdefault(network, []).append(end)
-    chains: dict[str, list] = {}
-    for end in usable:
-        best = max(end["networks"], key=lambda network: len(members[network]))
-        chains.setdefault(best, []).append(end)
-    return chains
+def chains(every: list[dict]) -> tuple[list[tuple[str, list[dict]]], list[dict]]:
+    """([(network, ends in order)] rail by rail, addresses that two nodes have)."""
+    groups, clashes = [], []
+    for rail in sorted({end["rail"] for end in every}):
+        usable = [end for end in every if end["rail"] == rail and end["reason"] is None]
+        for network, chain in _by_network(usable).items():
+            groups.append((network, chain))
+            clashes += _shared_addresses(network, chain)
+    return groups, clashes
 
 
-def shared_addresses(network: str, chain: list[dict]) -> list[dict]:
+def _by_network(usable: list[dict]) -> dict[str, list[dict]]:
+    """An end with several networks joins the one with most other ends."""
+    members = Counter(network for end in usable for network in end["networks"])
+    joined: dict[str, list] = {}
+    for end in usable:
+        joined.setdefault(max(end["networks"], key=members.__getitem__), []).append(end)
+    return joined
+
+
+def _shared_addresses(network: str, chain: list[dict]) -> list[dict]:
     holders: dict[str, list] = {}
     for end in chain:
         if end["networks"][network] is not None:
