@@ -106,16 +106,12 @@ def plan(nodes: list[dict], options: dict) -> dict:
     rounds. Refused if that makes more tests than a plan can have.
     """
     every = [end for node in nodes for end in ends_of(node)]
-    return _planned(every, {node["host"]: node["base_port"] for node in nodes}, options, HOST, len(nodes))
+    return planned(every, {node["host"]: node["base_port"] for node in nodes}, options, HOST, len(nodes))
 
 
-def plan_pods(ends: list[dict], base_ports: dict, options: dict) -> dict:
-    """The same for the ends that _kube.pods found in pods, joined with their rails' `carries` by the caller."""
-    return _planned(ends, base_ports, options, POD, len({end["host"] for end in ends}))
-
-
-def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes: int) -> dict:
-    planned: dict = {"path": path, "rounds": [], "tests": {}, "alone": [], "clashes": []}
+def planned(every: list[dict], next_port: dict, options: dict, path: str, nodes: int) -> dict:
+    """The same for these ends, on nodes or in pods. next_port: of each node, the next TCP port of a test."""
+    made: dict = {"path": path, "rounds": [], "tests": {}, "alone": [], "clashes": []}
     memories = {"host": every, **({"cuda": [_with_gpu(end) for end in every]} if options["cuda"] else {})}
     grouped = {memory: verify_pairs.chains(ends) for memory, ends in memories.items()}
     _refuse_too_many(
@@ -131,12 +127,16 @@ def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes
         for edges in pairs:
             for ways in (edges, [(other, one) for one, other in edges]):
                 tests = [_test(by_id[one], by_id[other], networks[one], path, memory, next_port) for one, other in ways]
-                planned["tests"].update((test["id"], test) for test in tests)
-                planned["rounds"].append([test["id"] for test in tests])
+                made["tests"].update((test["id"], test) for test in tests)
+                made["rounds"].append([test["id"] for test in tests])
         met = {end_id for edges in pairs for edge in edges for end_id in edge}
-        planned["alone"] += [_alone(end, every, nodes, memory) for end in ends if end["id"] not in met]
-        planned["clashes"] = clashes
-    return {**planned, "carries": {label(end): end["carries"] for end in every}}
+        made["alone"] += [
+            without(end, end["reason"] or verify_pairs.why_alone(end, every, nodes), memory)
+            for end in ends
+            if end["id"] not in met
+        ]
+        made["clashes"] = clashes
+    return {**made, "carries": {f"{end['host']} {end['hca']}/{end['port']}": end["carries"] for end in every}}
 
 
 def _refuse_too_many(chains: list[int], options: dict, nodes: int) -> None:
@@ -168,16 +168,8 @@ def _with_gpu(end: dict) -> dict:
     return {**end, "reason": reason}
 
 
-def _alone(end: dict, every: list[dict], nodes: int, memory: str) -> dict:
-    return without(end, end["reason"] or verify_pairs.why_alone(end, every, nodes), memory)
-
-
 def without(end: dict, reason: str, memory: str = "host") -> dict:
     return {**{key: end[key] for key in ("host", "rail", "hca", "port")}, "memory": memory, "reason": reason}
-
-
-def label(end: dict) -> str:
-    return f"{end['host']} {end['hca']}/{end['port']}"
 
 
 def _test(client: dict, server: dict, network: str, path: str, memory: str, next_port: dict) -> dict:

@@ -79,7 +79,8 @@ def _pod_rounds(args: dict, task_vars: dict) -> dict:
     on_host = {end["id"]: end for node in nodes for end in matrix_plan.ends_of(node)}
     ends = list(_ends(pods["plan"]["pods"], ran, on_host))
     # The test pods ask for no GPU.
-    planned = matrix_plan.plan_pods(ends, {end["node"]: args["port"] for end in ends}, {**options, "cuda": False})
+    ports, without_gpu = {end["node"]: args["port"] for end in ends}, {**options, "cuda": False}
+    planned = matrix_plan.planned(ends, ports, without_gpu, matrix_plan.POD, len({end["host"] for end in ends}))
     for host, reason in pods["plan"]["left_out"].items():
         planned["alone"] += [matrix_plan.without(end, reason) for end in on_host.values() if end["host"] == host]
     return _announced(planned, nodes, options)

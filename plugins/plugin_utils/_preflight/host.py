@@ -432,12 +432,8 @@ def _card(card: dict) -> str:
     return f"card {card['address']} ({card.get('model') or card.get('device') or 'unknown model'})"
 
 
-def _ports(facts: dict) -> list[str]:
-    return [f"{hca['name']}/{port['number']}" for hca in facts["hcas"] for port in hca["ports"]]
-
-
 def _expected_ports(facts: dict, variables: dict) -> list[Finding]:
-    there = _ports(facts)
+    there = [f"{hca['name']}/{port['number']}" for hca in facts["hcas"] for port in hca["ports"]]
     if not there and facts["cards_without_rdma"]:
         return []
     return [
@@ -542,37 +538,25 @@ def tools(facts: dict, variables: dict) -> dict[str, list[str]]:
     return {manager: lacking} if lacking else {}
 
 
+# Planners of the modules of these roles, in the order they run, and the variables that each reads, without its role.
+_PLANNERS = {
+    "rdma_netns": (netns.plan, "mode", "override_allowed"),
+    "kernel_modules": (kernel_modules.plan, "required", "ipoib", "gpudirect", "gpu_initiated"),
+    "limits": (memlock.plan, "services", "memlock"),
+    "rail_links": (rail_links.plan, "settings", "source_routes"),
+    "fabric": (None,),
+    "pcie": (pcie.plan, "acs", "read_request"),
+}
+
+
 def plans(facts: dict, variables: dict) -> dict:
-    """The Plan of each role in the order they run, made by the planner of its own module."""
-    root = variables["discovery_root"]
-    return {
-        "rdma_netns": netns.plan(
-            facts,
-            {"mode": variables["rdma_netns_mode"], "override_allowed": variables["rdma_netns_override_allowed"]},
-            root,
-        ),
-        "kernel_modules": kernel_modules.plan(
-            facts,
-            {
-                "required": variables["kernel_modules_required"],
-                "ipoib": variables["kernel_modules_ipoib"],
-                "gpudirect": variables["kernel_modules_gpudirect"],
-                "gpu_initiated": variables["kernel_modules_gpu_initiated"],
-                "driver_changes": _changes_driver(variables),
-            },
-            root,
-        ),
-        "limits": memlock.plan(
-            facts, {"services": variables["limits_services"], "memlock": variables["limits_memlock"]}, root
-        ),
-        "rail_links": rail_links.plan(
-            facts,
-            {"settings": variables["rail_links_settings"], "source_routes": variables["rail_links_source_routes"]},
-            root,
-        ),
-        "fabric": fabric_plan.on_node(facts, variables)[0],
-        "pcie": pcie.plan(facts, {"acs": variables["pcie_acs"], "read_request": variables["pcie_read_request"]}, root),
-    }
+    """The Plan of each role."""
+    made = {"fabric": fabric_plan.on_node(facts, variables)[0]}
+    for role, (planner, *names) in _PLANNERS.items():
+        wanted = {name: variables[f"{role}_{name}"] for name in names} | {"driver_changes": _changes_driver(variables)}
+        if planner:
+            made[role] = planner(facts, wanted, variables["discovery_root"])
+    return {role: made[role] for role in _PLANNERS}
 
 
 def plan(facts: dict, variables: dict) -> dict:

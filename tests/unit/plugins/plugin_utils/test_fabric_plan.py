@@ -125,7 +125,7 @@ def test_a_file_of_somebody_else_is_never_overwritten(captured, there, publish, 
 
 NIC = {
     "netdev": "eth2", "rail": 0, "pci": "0000:01:00.1", "mac": "", "management": None, "trust": "dscp", "dcbx": "host",
-    "dscp": {"26": [3], "48": [6]}, "pfc": {"priorities": []}, "pause": None,
+    "dscp": {"26": [3], "48": [6]}, "pfc": {"priorities": []}, "pause": {"rx": False, "tx": False},
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks import gpu_checks, initiated
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import World
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_firewall
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils.test_fabric_plan import NIC
 
 
 class Node:
@@ -91,10 +92,6 @@ def test_the_nic_that_a_shared_subnet_is_sent_into_from_each_rail(node, leaves_b
     assert any("10.9.0.0/24" in note for note in noted) == (status == FAILED)
 
 
-NIC = {
-    "netdev": "eth2", "management": None, "trust": "dscp", "dcbx": "host", "dscp": {"26": [3], "48": [6]},
-    "pfc": {"priorities": [3]}, "pause": {"rx": False, "tx": False},
-}  # fmt: skip
 NIC_IDS = ("dcbx", "trust", "dscp", "cnp-dscp", "pfc", "pause")
 
 
@@ -107,7 +104,7 @@ NIC_IDS = ("dcbx", "trust", "dscp", "cnp-dscp", "pfc", "pause")
     (None, {"pfc": {"priorities": [3, 6]}}, None, []),
 ])  # fmt: skip
 def test_the_settings_of_a_nic_are_checked_against_the_plan_where_there_is_one(node, plan, nic, failed, unverified):
-    node.facts["qos"]["nics"] = [{**NIC, **nic}]
+    node.facts["qos"]["nics"] = [{**NIC, "pfc": {"priorities": [3]}, **nic}]
     node.variables["fabric_plan"] = plan
     checks = {name: item for name, item in node.judged().items() if name.startswith("nic:")}
     told = [ids(checks, status) for status in (PASSED, FAILED, NOT_VERIFIED)]
@@ -119,8 +116,7 @@ def test_the_settings_of_a_nic_are_checked_against_the_plan_where_there_is_one(n
 
 
 def test_what_a_run_sets_is_not_verified_in_check_mode_and_what_it_leaves_fails_once(node):
-    node.facts["qos"] = {"programs": ["dcb", "ethtool"], "nics": [{**NIC, "pfc": {"priorities": []}, "rail": 0}]}
-    node.facts["qos"]["nics"][0].update(pci="0000:01:00.1", mac="b8:3f:d2:00:00:01")
+    node.facts["qos"] = {"programs": ["dcb", "ethtool"], "nics": [NIC]}
     node.variables.update(fabric_plan="doroce", fabric_nic_settings=True, fabric_link_flap_allowed=True)
     assert node.judged(check_mode=True)["nic:pfc:eth2"]["status"] == NOT_VERIFIED
     node.variables["fabric_link_flap_allowed"] = None
