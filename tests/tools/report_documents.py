@@ -1,6 +1,6 @@
 """Results documents for tests of the report, made from the captured and composed nodes in tests/fixtures.
 
-report_documents.py FOLDER    writes the pages for tests/report/browser.py: lab, rails and fleet
+report_documents.py FOLDER    writes the pages for tests/report/browser.py: rails and fleet
 """
 
 import pathlib
@@ -122,18 +122,7 @@ _REBOOT = (
 )
 
 
-# --- the three documents for viewing the page -------------------------------------------------------------------------
-
-
-def lab() -> dict:
-    """The lab's two healthy nodes; software HCAs have no threshold."""
-    hosts = ["node1", "node2"]
-    figures = matrix(hosts, 2, 9.4, {})
-    for test in figures["tests"]:
-        hca = f"rxe{test['rail']}"
-        test.update(from_hca=hca, to_hca=hca, expected_from="median of the software HCAs")
-    same = {host: ("converged", [], []) for host in hosts}
-    return results([node(host, "lab-rxe-debian12") for host in hosts], drift(same), figures)
+# --- the documents for viewing the page -------------------------------------------------------------------------------
 
 
 def rails() -> dict:
@@ -177,7 +166,7 @@ def fleet(number: int = 64) -> dict:
     return results(nodes, drift(states), matrix(hosts, 8, 384.0, slow))
 
 
-KINDS = {"lab": lab, "rails": rails, "fleet": fleet}
+KINDS = {"rails": rails, "fleet": fleet}
 
 if __name__ == "__main__":
     target = pathlib.Path(sys.argv[1])
