@@ -51,8 +51,6 @@ class ActionModule(ActionBase):
         )
         return {"changed": False, **getattr(self, f"_of_{args['kind']}")(args, task_vars or {})}
 
-    # --- results of a run ---------------------------------------------------------------------------------------------
-
     def _of_verification(self, args, task_vars):
         known, shared = _known(args, task_vars)
         for of_host in known:
@@ -142,8 +140,6 @@ class ActionModule(ActionBase):
             return {"failed": True, "msg": f"{path}: {core_text.listing(failed)} failed; each is listed above"}
         return {}
 
-    # --- pages --------------------------------------------------------------------------------------------------------
-
     def _of_saved(self, args, _task_vars):
         paths = {kind: args[kind] for kind in document.SCHEMAS if args[kind] or kind == "results"}
         read = {kind: files.load(kind, path) for kind, path in paths.items()}
@@ -166,8 +162,6 @@ class ActionModule(ActionBase):
         terminal.show(f"{headline}: {written['files'][0]['path']}")
         return written
 
-    # --- facts of nodes -----------------------------------------------------------------------------------------------
-
     def _of_facts(self, args, task_vars):
         nodes = dict(zip(args["hosts"], fleet.each(task_vars, args["hosts"], args["variables"].get("node", "node"))))
         if args["query"] is None:
@@ -184,9 +178,8 @@ class ActionModule(ActionBase):
     def _of_capture(self, args, _task_vars):
         return self._write({args["file"]: files.capture_text(args["fixture"])})
 
-    # --- texts of roles, which debug would print with the node's control characters ---------------------------------
-
     def _of_text(self, args, _task_vars):
+        """debug would print a node's control characters."""
         terminal.show(args["text"])
         return {}
 
@@ -201,8 +194,6 @@ class ActionModule(ActionBase):
         lead = [args["text"]] if args["text"] else []
         msg = terminal.here("\n".join([*lead, *map(core_text.sentence, findings)]))
         return {"failed": True, "findings": at(task_vars["inventory_hostname"], findings), "msg": msg}
-
-    # --- marks for the drift recorder, which sees them as results ----------------------------------------------------
 
     def _of_drift(self, args, task_vars):
         marked = {"drift_mark": args["mark"], "hosts": args["hosts"], "text": args["text"]}

@@ -55,8 +55,6 @@ class CallbackModule(CallbackBase):
         self._settings = {}
         self._guarding = False
 
-    # --- the guard ---
-
     def v2_playbook_on_play_start(self, play):
         self._guarding = bool(play.get_vars().get(GUARD_VARIABLE))
 
@@ -66,8 +64,6 @@ class CallbackModule(CallbackBase):
 
     def v2_playbook_on_handler_task_start(self, task):
         self.v2_playbook_on_task_start(task, False)
-
-    # --- the record ---
 
     def v2_runner_on_ok(self, result):
         seen = result._result

@@ -271,9 +271,6 @@ def _add(kept: list, item) -> None:
         kept.append(item)
 
 
-# --- as JUnit ---------------------------------------------------------------------------------------------------------
-
-
 _OUTCOMES = {REBOOT: xml.FAILURE, UNSAFE: xml.ERROR, UNREACHABLE: xml.ERROR}
 
 

@@ -203,9 +203,6 @@ def _side(end: dict, network: str, memory: str) -> dict:
     return side
 
 
-# --- the announcement -------------------------------------------------------------------------------------------------
-
-
 def announcement(plan: dict, nodes: list[dict], options: dict) -> str:
     """The load on each node and its duration, printed before anything is sent."""
     tests, rounds = len(plan["tests"]), len(plan["rounds"])

@@ -279,26 +279,24 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
     for name in sorted(set(names) - known - set(accepted)):
         if name.startswith("ansible_"):  # Ansible's own: dozens for each host, none similar to ours
             continue
+        ours = name.startswith(prefixes)
         if name in REMOVED:
-            wanted, step = "a variable that this version has", REMOVED[name]
-            findings.append(Finding(f"variable {name}", wanted, "one that was removed", step))
-            continue
-        if name in GROUPS:
-            step = f"make {name} a group of the inventory, and the nodes its hosts"
-            findings.append(Finding(f"variable {name}", "a group of the inventory", "a variable", step))
-            continue
-        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6 if name.startswith(prefixes) else _NEAR)
-        if not near and not name.startswith(prefixes):
-            continue
-        hint = f"did you mean {near[0]}?" if near else "no variable has a similar name"
-        findings.append(
-            Finding(
-                f"variable {name}",
-                "a variable that a role of gpufabric.rdma knows",
-                "no role knows it, so it would have no effect",
-                f"{hint} If it belongs to something else, list it in discovery_known_variables",
+            facts = ("a variable that this version has", "one that was removed", REMOVED[name])
+        elif name in GROUPS:
+            facts = (
+                "a group of the inventory",
+                "a variable",
+                f"make {name} a group of the inventory, and the nodes its hosts",
             )
-        )
+        else:
+            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6 if ours else _NEAR)
+            if not near and not ours:
+                continue
+            hint = f"did you mean {near[0]}?" if near else "no variable has a similar name"
+            step = f"{hint} If it belongs to something else, list it in discovery_known_variables"
+            wanted = "a variable that a role of gpufabric.rdma knows"
+            facts = (wanted, "no role knows it, so it would have no effect", step)
+        findings.append(Finding(f"variable {name}", *facts))
     return findings
 
 

@@ -657,34 +657,33 @@ def _skew(decisions: dict, elsewhere: dict, report) -> None:
 
 def upgrade(decisions: dict) -> list[dict]:
     """Problems of an upgrade: no k3s, a downgrade, a skipped minor, an agent newer than its servers."""
-    found = []
     servers = [decided for decided in decisions.values() if decided["role"] == "server"]
-    for decided in decisions.values():
-        old, new, rows = decided["version"], decided.get("bundle_version"), []
-        if not old:
-            step = f"leave it out (--limit '!{decided['host']}'), and install k3s later with playbooks/cluster.yml"
-            rows = [Finding("k3s", "a version to upgrade", "none installed", step, "k3s:absent")]
-            found += at(decided["host"], rows)
-            continue
-        if not new or same_version(old, new):
-            continue
-        before, after = _parsed(old), _parsed(new)
-        if before is None or after is None:
-            seen = f"{(new if before else old)!r} is not a version of k3s such as v1.35.8+k3s1"
-            found += at(decided["host"], [Finding("k3s", "versions that can be compared", seen, "see the bundle")])
-            continue
-        if after < before:
-            step = "use a bundle with the installed version or a newer one; a datastore cannot be downgraded"
-            rows.append(Finding("k3s", f"{old} or newer", f"{new} in the bundle", step))
-        elif after[:2] > (before[0], before[1] + 1):
-            step = f"upgrade to v{before[0]}.{before[1] + 1} first, with a bundle of that version"
-            rows.append(Finding("k3s", f"one minor at a time from {old}", f"{new} in the bundle", step))
-        if decided["role"] == "agent":
-            behind = [server["host"] for server in servers if (_parsed(server["version"]) or before) < before]
-            wanted = f"not newer than its servers ({', '.join(behind)})"
-            rows += [Finding("k3s agent", wanted, old, "upgrade the servers to its version first")] if behind else []
-        found += at(decided["host"], rows)
-    return found
+    return [row for host, decided in decisions.items() for row in at(host, _upgrade(decided, servers))]
+
+
+def _upgrade(decided: dict, servers: list[dict]) -> list[Finding]:
+    old, new = decided["version"], decided.get("bundle_version")
+    if not old:
+        step = f"leave it out (--limit '!{decided['host']}'), and install k3s later with playbooks/cluster.yml"
+        return [Finding("k3s", "a version to upgrade", "none installed", step, "k3s:absent")]
+    if not new or same_version(old, new):
+        return []
+    before, after = _parsed(old), _parsed(new)
+    if before is None or after is None:
+        seen = f"{(new if before else old)!r} is not a version of k3s such as v1.35.8+k3s1"
+        return [Finding("k3s", "versions that can be compared", seen, "see the bundle")]
+    rows = []
+    if after < before:
+        step = "use a bundle with the installed version or a newer one; a datastore cannot be downgraded"
+        rows.append(Finding("k3s", f"{old} or newer", f"{new} in the bundle", step))
+    elif after[:2] > (before[0], before[1] + 1):
+        step = f"upgrade to v{before[0]}.{before[1] + 1} first, with a bundle of that version"
+        rows.append(Finding("k3s", f"one minor at a time from {old}", f"{new} in the bundle", step))
+    behind = [server["host"] for server in servers if (_parsed(server["version"]) or before) < before]
+    if behind and decided["role"] == "agent":
+        wanted = f"not newer than its servers ({', '.join(behind)})"
+        rows.append(Finding("k3s agent", wanted, old, "upgrade the servers to its version first"))
+    return rows
 
 
 # --- a reset ----------------------------------------------------------------------------------------------------------

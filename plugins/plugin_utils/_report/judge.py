@@ -123,9 +123,6 @@ def drift(document: Any) -> tuple[str, str, str]:
     return level, f"{same} of {len(hosts)}", f"nodes as described; {count(differences, 'difference')}"
 
 
-# --- failures, grouped by their fix ----------------------------------------------------------------------------------
-
-
 def failures(judged: list[dict], status: str = "failed") -> list[dict]:
     """One entry per fix: {title, failure, next_step, hosts, rows: [{hosts, objects, wanted, seen}], follows: [row]}.
 

@@ -146,9 +146,6 @@ def _line(hca: dict, port: dict, rail: Optional[dict], names: dict) -> dict:
     }
 
 
-# --- the tree --------------------------------------------------------------------------------------------------------
-
-
 def _tree(leaves: list[dict]) -> list:
     root: dict[tuple, Any] = {}
     for leaf in leaves:

@@ -96,9 +96,6 @@ def _status(level: str, text: str) -> dict:
     return {"level": level, "text": text}
 
 
-# --- summary ---------------------------------------------------------------------------------------------------------
-
-
 def _tiles(judged: list[dict], document: dict) -> list[dict]:
     return [
         _node_tile(judged),
@@ -147,9 +144,6 @@ def _cluster_tile(judged: list[dict]) -> list[dict]:
     return [_tile("Cluster", OK, "no cluster layer", "these nodes were verified without k3s and pods")]
 
 
-# --- what to fix -----------------------------------------------------------------------------------------------------
-
-
 def _fixes(judged: list[dict]) -> dict:
     return {
         "failed": judge.failures(judged),
@@ -158,9 +152,6 @@ def _fixes(judged: list[dict]) -> dict:
         "not_verified": sum(node["tally"]["not_verified"] for node in judged),
         "waiting": [node for node in judged if node["reboot_reasons"]],
     }
-
-
-# --- nodes -----------------------------------------------------------------------------------------------------------
 
 
 def _nodes(judged: list[dict]) -> list[dict]:
@@ -286,9 +277,6 @@ def _bare(card: dict) -> tuple:
         "-" if numa in (None, -1) else numa,
         "-",
     )
-
-
-# --- drift -----------------------------------------------------------------------------------------------------------
 
 
 def _drift(document: Any, anchors: dict[str, str]) -> dict:

@@ -46,9 +46,6 @@ def _title(item: dict) -> str:
     return f"{item['kind']} {space + '/' if space else ''}{item['metadata']['name']}"
 
 
-# --- the NicClusterPolicy ---------------------------------------------------------------------------------------------
-
-
 def _config_of(policy: dict):
     return ((policy["spec"] or {}).get("rdmaSharedDevicePlugin") or {}).get("config")
 
@@ -82,9 +79,6 @@ def _driver(cluster: dict, host: dict, driver) -> list[dict]:
     titles = [_title(item) for item in cluster.get("policies") or [] if (item["spec"] or {}).get("ofedDriver")]
     seen = [f"{installed} is installed on the node, and {title} sets ofedDriver" for title in titles]
     return [check("policy:driver", obj, FAILED, wanted, text, step) for text in seen]
-
-
-# --- device plugins ---------------------------------------------------------------------------------------------------
 
 
 def _configs(cluster: dict) -> tuple[list[tuple[str, list]], list[dict]]:
@@ -164,9 +158,6 @@ def _security(cluster: dict):
             yield check("namespace:pod-security", f"namespace {space}", FAILED, wanted, seen, step)
 
 
-# --- the pod network --------------------------------------------------------------------------------------------------
-
-
 def _pod_cidr(cluster: dict, node: dict) -> list[dict]:
     for item in cluster.get("cni") or []:
         text = (item.get("data") or {}).get("net-conf.json")
@@ -212,9 +203,6 @@ def _pod_nic(host: dict, node: dict, fabric_allowed: bool):
 def _within(cidr: str, network) -> bool:
     other = netaddr.IPNetwork(cidr)
     return other.version != network.version or other in network
-
-
-# --- pods -------------------------------------------------------------------------------------------------------------
 
 
 def user_pod(item: dict, answer: dict, networks: list[dict], selections: list) -> list[dict]:
