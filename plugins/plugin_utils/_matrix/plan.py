@@ -8,7 +8,6 @@ import math
 from ...module_utils._core import text
 from ...module_utils._core.change import Finding, Refused, at
 from .._verify import pairs as verify_pairs
-from . import schedule
 
 HOST, POD = "host", "pod"
 # Seconds per test besides sending: starting both ends, the handshake, reading the counters.
@@ -123,7 +122,7 @@ def planned(every: list[dict], next_port: dict, options: dict, path: str, nodes:
         networks = {end["id"]: network for network, chain in groups for end in chain}
         resources = {end["id"]: set(end["resources"]) for end in ends}
         ids = [[end["id"] for end in chain] for _network, chain in groups]
-        pairs = schedule.rounds(ids, resources, options["peers"])
+        pairs = schedule(ids, resources, options["peers"])
         for edges in pairs:
             for ways in (edges, [(other, one) for one, other in edges]):
                 tests = [_test(by_id[one], by_id[other], networks[one], path, memory, next_port) for one, other in ways]
@@ -143,7 +142,7 @@ def _refuse_too_many(chains: list[int], options: dict, nodes: int) -> None:
     """chains: number of ends in each network of each rail."""
 
     def tests(peers):
-        return 2 * sum(schedule.count(length, peers) for length in chains)
+        return 2 * sum(meetings(length, peers) for length in chains)
 
     if tests(options["peers"]) <= MOST_TESTS:
         return
@@ -201,6 +200,54 @@ def _side(end: dict, network: str, memory: str) -> dict:
         dmabuf=end["carries"]["dmabuf"],
     )
     return side
+
+
+# Which pairs are measured at the same time, so that no shared resource serves two tests at once. A group, the ends of
+# one rail in one network, is a complete graph, and a round is a set of its edges without a common vertex. The circle
+# method colours the edges of a complete graph with n vertices in n - 1 rounds for even n and n for odd n, and no
+# colouring needs fewer. Groups run side by side; if two of them share something, a PCIe link or the processor of a
+# software HCA, first fit puts the later pair into a later round, and never needs more than 2d - 1 rounds, d being the
+# most pairs that one shared resource takes part in.
+
+
+def circle(names: list, peers: int | None = None) -> list[list[tuple]]:
+    """Rounds of disjoint pairs in which every two names meet exactly once, or each name at least `peers` others.
+
+    The first name keeps its seat, the others move on by one seat a round, and the name opposite is the partner. With an
+    odd number of names the one opposite the empty seat pauses, once in all rounds: for `peers`, one more round.
+    """
+    seats: list = [*names, *([None] if len(names) % 2 else [])]
+    half = len(seats) // 2
+    rounds = []
+    for _turn in range(turns(len(names), peers)):
+        pairs = zip(seats[:half], reversed(seats[half:]))
+        rounds.append([(one, other) for one, other in pairs if one is not None and other is not None])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return [pairs for pairs in rounds if pairs]
+
+
+def turns(names: int, peers: int | None = None) -> int:
+    every = max(0, names - 1 + names % 2)
+    return every if peers is None else min(every, peers + names % 2)
+
+
+def meetings(names: int, peers: int | None = None) -> int:
+    return turns(names, peers) * (names // 2)
+
+
+def schedule(groups: list[list], resources: dict, peers: int | None = None) -> list[list[tuple]]:
+    """Rounds of pairs: every two ends of a group meet once, and no two pairs of a round need the same resource.
+
+    groups: lists of ends. resources: {end: names of what it uses}. The two ends of a pair may share none either. peers:
+    the least number of others in its group that an end meets; None: all.
+    """
+    busy: dict = {}
+    scheduled: list[list[tuple]] = []
+    for group in groups:
+        for pairs in circle(group, peers):
+            for one, other in pairs:
+                verify_pairs.book(scheduled, busy, resources[one] | resources[other], (one, other))
+    return scheduled
 
 
 def announcement(plan: dict, nodes: list[dict], options: dict) -> str:

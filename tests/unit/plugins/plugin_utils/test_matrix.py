@@ -7,7 +7,7 @@ import random
 import jsonschema
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import expect, judge, schedule
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import expect, judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import fabric_plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pairs
@@ -100,9 +100,13 @@ def test_a_schedule_uses_nothing_twice_in_a_round_and_each_end_meets_so_many_oth
     ]
     links = {f"node{number}": chance.randint(1, 8) for number in range(nodes)}
     resources = own(groups, share=lambda end: (end[0], end[1] % links[end[0]]))
-    rounds = schedule.rounds(groups, resources, peers)
+    rounds = matrix_plan.schedule(groups, resources, peers)
     pairs = [pair for made in rounds for pair in made]
-    assert len({frozenset(pair) for pair in pairs}) == len(pairs) == sum(schedule.count(len(g), peers) for g in groups)
+    assert (
+        len({frozenset(pair) for pair in pairs})
+        == len(pairs)
+        == sum(matrix_plan.meetings(len(g), peers) for g in groups)
+    )
     for group in groups:
         wanted = len(group) - 1 if peers is None else min(peers, len(group) - 1)
         for end in group:
@@ -121,7 +125,7 @@ def test_a_schedule_uses_nothing_twice_in_a_round_and_each_end_meets_so_many_oth
 @pytest.mark.parametrize("nodes", range(2, 65))
 def test_rails_that_share_nothing_need_as_few_rounds_as_there_can_be(nodes):
     groups = [[(number, rail) for number in range(nodes)] for rail in range(2)]
-    assert len(schedule.rounds(groups, own(groups))) == (nodes - 1 if nodes % 2 == 0 else nodes)
+    assert len(matrix_plan.schedule(groups, own(groups))) == (nodes - 1 if nodes % 2 == 0 else nodes)
 
 
 @pytest.fixture
