@@ -158,13 +158,6 @@ def test_eight_rails_of_four_nodes_take_three_rounds_each_way(node):
     assert len(ports) == len(set(ports)), "a late client finds no other test's server"
 
 
-def test_rails_of_software_hcas_take_turns_because_they_share_the_processor(node):
-    nodes = [node(number, "lab-rxe-debian12") for number in (1, 2)]
-    for one in nodes:
-        one["facts"]["rails"] = one["facts"]["rails"][:2]
-    assert [len(identities) for identities in planned(nodes)["rounds"]] == [1] * 4
-
-
 def test_two_ports_of_a_card_take_turns(facts_of):
     hcas = facts_of("two-cards-cx6dx")["hcas"]
     links = pairs.shared_links(hcas)

@@ -36,15 +36,6 @@ def test_the_variables_name_the_rails_and_never_a_gid_index(nodes):
         assert [word for word in (*made, "GID_INDEX") if word not in text] == ["GID_INDEX"]
 
 
-def test_the_job_rides_the_class_of_the_plan_on_roce_alone(nodes):
-    planned = {**OPTIONS, "fabric_plan": "oracle"}
-    assert job.environment(nodes, planned) == job.environment(nodes, OPTIONS)
-    for port in [port for node in nodes for hca in node["facts"]["hcas"] for port in hca["ports"]]:
-        port["link_layer"] = "Ethernet"
-    made = job.environment(nodes, planned)
-    assert (made["NCCL_IB_TC"], made["NCCL_GIN_IB_TC"], made["NCCL_IB_SL"]) == ("105", "105", "5")
-
-
 @pytest.mark.parametrize(("changes", "names", "span"), [
     ({}, [f"default/rail{index}" for index in range(8)], "10.56.0.0/21"),
     ({"networks_rails": False}, [], None),
@@ -64,7 +55,8 @@ def test_roce_rails_get_the_networks_that_are_planned_for_them_and_are_refused_w
     options = {**OPTIONS, "networks": made[0], "address_range": made[1]}
     objects = {item["object"] for item in job.findings(nodes, options)}
     assert objects == (set() if names else {"variable nccl_tests_networks"})
-    assert job.environment(nodes, options).get("NCCL_IB_ADDR_RANGE") == span
+    made = job.environment(nodes, {**options, "fabric_plan": "oracle"})
+    assert (made.get("NCCL_IB_ADDR_RANGE"), made["NCCL_IB_TC"], made["NCCL_IB_SL"]) == (span, "105", "5")
 
 
 POOLS = [

@@ -9,22 +9,15 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import contain
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Finding, Plan, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import dra as kube_dra
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import (
-    dra,
-    plan,
-    pod_network,
-    rail_map,
-    roles,
-    variables,
-)
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks as preflight_networks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import plan, pod_network, rail_map, roles
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as variables_of
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_k3s as machines
 
 ROLES = ("discovery", "kernel_modules", "limits", "rail_links", "rdma_netns", "reboot", "verification")
-TYPED = {name: option.get("default") for name, option in variables.options().items()}
+TYPED = {name: option.get("default") for name, option in variables_of.options().items()}
 DAEMONSET = pathlib.Path(__file__).resolve().parents[4] / "device_plugin/deploy/daemonset.yaml"
 LAB, GH200, H100 = "lab-rxe-debian12", "gh200-cx7-roce", "h100-8x-cx7-ib"
 
@@ -291,7 +284,7 @@ def cluster(version="v1.35.8+k3s1", kubelet="v1.35.8+k3s1", runtime="containerd:
     ({"source": None}, cluster(runtime="containerd://1.7.2"), "containerd 1.7.2"),
 ])  # fmt: skip
 def test_what_cannot_serve_over_dra_is_refused(runtime, seen, words):
-    findings = dra.findings("node1", {**DEFAULTS, **runtime}, seen)
+    findings = roles.over_dra("node1", {**DEFAULTS, **runtime}, seen)
     assert [words in one.seen for one in findings] == ([True] if words else [])
     assert all("device_plugin_api: device-plugin" in one.next_step for one in findings)
 
@@ -315,7 +308,7 @@ def test_the_gates_are_what_the_api_server_keeps(tmp_path, on):
     assert [gate for gate, kept in seen["gates"].items() if kept] == on
     assert (seen["served"], seen["version"]) == (True, "v1.35.8+k3s1")
     assert not [item for item in double.objects.values() if item["kind"] in ("DeviceClass", "ResourceSlice")]
-    told = " ".join(dra.notes(seen, extended_resources=True))
+    told = " ".join(roles.gates(seen, extended_resources=True))
     assert ("DRAConsumableCapacity is on" in told) == ("DRAConsumableCapacity" in on)
     assert ("stay Pending" in told) == ("DRAExtendedResource" not in on)
     double.state(without=["DeviceClass", "ResourceSlice"], version="v1.33.1")
