@@ -96,52 +96,49 @@ def _status(level: str, text: str) -> dict:
     return {"level": level, "text": text}
 
 
-def _tiles(judged: list[dict], document: dict) -> list[dict]:
+def _tiles(judged: list[dict], document: dict) -> list[tuple]:
+    """(title, level, figure, explanation) of each."""
     return [
         _node_tile(judged),
         _check_tile(judged),
         _rail_tile(judged),
-        _tile("Bandwidth", *judge.bandwidth(document.get("matrix"))),
-        _tile("Drift", *judge.drift(document.get("drift"))),
+        ("Bandwidth", *judge.bandwidth(document.get("matrix"))),
+        ("Drift", *judge.drift(document.get("drift"))),
         *_cluster_tile(judged),
     ]
 
 
-def _tile(title: str, level: str, figure: str, explanation: str) -> dict:
-    return {"title": title, "level": level, "figure": figure, "explanation": explanation}
-
-
-def _node_tile(judged: list[dict]) -> dict:
+def _node_tile(judged: list[dict]) -> tuple:
     counts = {level: sum(node["level"] == level for node in judged) for level in judge.LEVELS}
     explanation = f"nodes passed; {counts[BAD]} need attention, {counts[OPEN]} open"
-    return _tile("Nodes", judge.headline(judged)[0], f"{counts[OK]} of {len(judged)}", explanation)
+    return ("Nodes", judge.headline(judged)[0], f"{counts[OK]} of {len(judged)}", explanation)
 
 
-def _check_tile(judged: list[dict]) -> dict:
+def _check_tile(judged: list[dict]) -> tuple:
     total = tally([item for node in judged for item in node["checks"]])
     needed = total["passed"] + total["failed"] + total["not_verified"]
     level = BAD if total["failed"] else OPEN if total["not_verified"] or not total["passed"] else OK
     explanation = f"checks passed; {total['failed']} failed, {total['not_verified']} not verified"
     if total["unused"]:
         explanation += f" ({total['unused']} unused left out)"
-    return _tile("Checks", level, f"{total['passed']} of {needed}", explanation)
+    return ("Checks", level, f"{total['passed']} of {needed}", explanation)
 
 
-def _rail_tile(judged: list[dict]) -> dict:
+def _rail_tile(judged: list[dict]) -> tuple:
     rails = sum(len(node["rails"]) for node in judged)
     active = sum(node["active"] for node in judged)
     unread = sum(node["facts"] is None for node in judged)
     level = BAD if active < rails else OPEN if unread or not rails else OK
     rest = f"; {count(unread, 'node')} not read" if unread else ""
-    return _tile("Rails", level, f"{active} of {rails}", f"rail ports ACTIVE{rest}")
+    return ("Rails", level, f"{active} of {rails}", f"rail ports ACTIVE{rest}")
 
 
-def _cluster_tile(judged: list[dict]) -> list[dict]:
+def _cluster_tile(judged: list[dict]) -> list[tuple]:
     """Says why the page has nothing about pods."""
     checks = [item for node in judged for item in node["checks"]]
     if not checks or any(item["id"].startswith("cluster:") for item in checks):
         return []
-    return [_tile("Cluster", OK, "no cluster layer", "these nodes were verified without k3s and pods")]
+    return [("Cluster", OK, "no cluster layer", "these nodes were verified without k3s and pods")]
 
 
 def _fixes(judged: list[dict]) -> dict:
