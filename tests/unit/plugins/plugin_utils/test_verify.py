@@ -7,12 +7,6 @@ import sys
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import gpu_initiated
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import OWN_ACS_RECORD
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.checks import (
-    FAILED,
-    NOT_VERIFIED,
-    PASSED,
-    UNUSED,
-)
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge, pairs, pods
@@ -20,6 +14,8 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks 
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import World
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_firewall
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils.test_fabric_plan import NIC
+
+PASSED, FAILED, NOT_VERIFIED, UNUSED = host_checks.STATUSES
 
 
 class Node:
@@ -488,22 +484,19 @@ def offered(gpus=0, classes=("nvidia",)):
     return {"nodes": [node], "runtime_classes": None if classes is None else list(classes)}
 
 
-WORKS, LACKS = "passed", "not_verified"
-
-
 @pytest.mark.parametrize(("facts", "cluster", "verdicts"), [
-    (gpu_facts(loaded=True, version="570"), offered(2), [WORKS] * 3),
-    (gpu_facts(loaded=False, on_disk=False), offered(classes=()), [LACKS] * 3),
-    (gpu_facts(loaded=True), offered(1), [WORKS, LACKS, WORKS]),
-    (gpu_facts(loaded=True), offered(2, None), [WORKS] * 2),
-    (gpu_facts(on_disk=True), None, [LACKS]),
+    (gpu_facts(loaded=True, version="570"), offered(2), [PASSED] * 3),
+    (gpu_facts(loaded=False, on_disk=False), offered(classes=()), [NOT_VERIFIED] * 3),
+    (gpu_facts(loaded=True), offered(1), [PASSED, NOT_VERIFIED, PASSED]),
+    (gpu_facts(loaded=True), offered(2, None), [PASSED] * 2),
+    (gpu_facts(on_disk=True), None, [NOT_VERIFIED]),
     (gpu_facts(gpus=0, loaded=False), offered(), []),
 ])  # fmt: skip
 def test_what_the_gpu_layer_lacks_is_not_verified_and_a_node_without_gpus_is_not_asked(facts, cluster, verdicts):
     made = gpu_checks("gpu-01", facts, cluster, PLACE if cluster else None)
     assert [item["status"] for item in made] == verdicts
     assert [item["id"] for item in made] == ["gpu:driver", "gpu:resource", "gpu:runtime-class"][: len(made)]
-    assert all(item["next_step"] for item in made if item["status"] == LACKS)
+    assert all(item["next_step"] for item in made if item["status"] == NOT_VERIFIED)
 
 
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
