@@ -1,6 +1,5 @@
 """Controller side of gpufabric.rdma.plan: reads nodes and prints; _preflight.plan and _matrix.tests decide."""
 
-import functools
 import os
 import pathlib
 import time
@@ -91,15 +90,13 @@ class ActionModule(ActionBase):
         return {**seen, **result, "ansible_facts": {} if server else seen.get("ansible_facts") or {}}
 
     def _variables(self, roles, task_vars):
-        specs = variables.options()
-        own = (
-            specs if plan.HOST_LAYER in roles else variables.options([name for name in roles if name in _documented()])
-        )
+        specs, by_role = variables.options(), variables.documented_roles()
+        own = specs if plan.HOST_LAYER in roles else variables.options([name for name in roles if name in by_role])
         typed, invalid = variables.effective(specs, task_vars, self._templar.template)
         wrong = [finding for finding in invalid if finding.object.removeprefix("variable ") in own]
         checked = {name: typed[name] for name in own}
         wrong += host.values(checked, own)
-        wrong += host.unknown(task_vars, specs, _documented(), typed["discovery_known_variables"])
+        wrong += host.unknown(task_vars, specs, by_role, typed["discovery_known_variables"])
         if plan.HOST_LAYER in roles and str(task_vars.get("cluster", "")).lower() in ("false", "no"):
             wrong += host.without_cluster(task_vars, variables.of_cluster())
         typed.update(checked)
@@ -179,7 +176,7 @@ class ActionModule(ActionBase):
             servers={name: self._server(name, task_vars) for name in servers},
             bundle=nodes[0]["variables"]["k3s_bundle_dir"] if nodes else None,
             lock=folder.lock(),
-            daemonset=_daemonset(),
+            daemonset=yaml_load(DAEMONSET.read_text(encoding="utf-8")),
             now=time.time(),
             offered=args["offered"],
             outside=[row for row in (task_vars.get(OUTSIDE) or {}).get("results") or [] if "host" in row],
@@ -277,12 +274,6 @@ def _wheels(nodes, where) -> tuple[list[str], bool]:
     return sorted({python for python, _machine in own}), any(not os.path.isfile(f"{where}/{file}") for file in wanted)
 
 
-@functools.cache
-def _daemonset() -> dict:
-    return yaml_load(DAEMONSET.read_text(encoding="utf-8"))
-
-
-_documented = variables.documented_roles
 # Here, where Ansible loads the plugin, and not in each process that it forks for a task.
-_documented()
+variables.documented_roles()
 settled.written()

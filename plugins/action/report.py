@@ -51,8 +51,6 @@ class ActionModule(ActionBase):
         )
         return {"changed": False, **getattr(self, f"_of_{args['kind']}")(args, task_vars or {})}
 
-    # --- results of a run ---------------------------------------------------------------------------------------------
-
     def _of_verification(self, args, task_vars):
         known, shared = _known(args, task_vars)
         for of_host in known:
@@ -74,15 +72,14 @@ class ActionModule(ActionBase):
             text = f"Root causes\n{diagnosis.text(verdicts)}\n\n{text}"
         terminal.show(f"{text}\n")
         if args["page"]:
-            path = files.page_path(args["file"], _sources(task_vars))
+            path = files.page_path(args["file"], task_vars.get("ansible_inventory_sources") or [])
             self._write({path: terminal.here(page.page(results, args["title"]))})
             terminal.show(f"The report {'would be' if self._task.check_mode else 'is'} {path}\n")
         failed = {row["host"]: host_checks.tally(row["checks"])[host_checks.FAILED] for row in rows}
         # A failed check that belongs to no host, such as one of the cluster, fails all hosts.
         others = sum(count for name, count in failed.items() if name not in args["hosts"])
-        tally = host_checks.tally([item for node in rows for item in node["checks"]])
         failing = {name: failed.get(name, 0) + others for name in args["hosts"]}
-        return {**written, "checks": judged["checks"], "tally": tally, "failing": failing}
+        return {**written, "checks": judged["checks"], "failing": failing}
 
     def _of_matrix(self, args, task_vars):
         known, shared = _known(args, task_vars, "read")
@@ -139,13 +136,9 @@ class ActionModule(ActionBase):
         checks = nccl_log.checks(parsed, hcas, args["minimum_gbyte_per_s"])
         terminal.show(f"{nccl_log.report(path, parsed, checks)}\n")
         failed = [item["object"] for item in checks if item["status"] == "failed"]
-        outcome = {"checks": checks, "hcas": nccl_log.used_hcas(parsed)}
         if failed:
-            msg = f"{path}: {core_text.listing(failed)} failed; each is listed above"
-            return {**outcome, "failed": True, "msg": msg}
-        return outcome
-
-    # --- pages --------------------------------------------------------------------------------------------------------
+            return {"failed": True, "msg": f"{path}: {core_text.listing(failed)} failed; each is listed above"}
+        return {}
 
     def _of_saved(self, args, _task_vars):
         paths = {kind: args[kind] for kind in document.SCHEMAS if args[kind] or kind == "results"}
@@ -165,11 +158,9 @@ class ActionModule(ActionBase):
             wanted, seen = "documents as docs/schemas/results-1.json describes them", f"{type(error).__name__}: {error}"
             return _refused([(", ".join(paths.values()), Finding("content", wanted, seen, document.ANEW))])
         written = self._write({pathlib.Path(args["directory"]) / name: text for name, text in texts.items()})
-        level, headline = report_judge.headline(report_judge.nodes(results))
+        _level, headline = report_judge.headline(report_judge.nodes(results))
         terminal.show(f"{headline}: {written['files'][0]['path']}")
-        return {**written, "level": level, "headline": headline}
-
-    # --- facts of nodes -----------------------------------------------------------------------------------------------
+        return written
 
     def _of_facts(self, args, task_vars):
         nodes = dict(zip(args["hosts"], fleet.each(task_vars, args["hosts"], args["variables"].get("node", "node"))))
@@ -187,9 +178,8 @@ class ActionModule(ActionBase):
     def _of_capture(self, args, _task_vars):
         return self._write({args["file"]: files.capture_text(args["fixture"])})
 
-    # --- texts of roles, which debug would print with the node's control characters ---------------------------------
-
     def _of_text(self, args, _task_vars):
+        """debug would print a node's control characters."""
         terminal.show(args["text"])
         return {}
 
@@ -204,8 +194,6 @@ class ActionModule(ActionBase):
         lead = [args["text"]] if args["text"] else []
         msg = terminal.here("\n".join([*lead, *map(core_text.sentence, findings)]))
         return {"failed": True, "findings": at(task_vars["inventory_hostname"], findings), "msg": msg}
-
-    # --- marks for the drift recorder, which sees them as results ----------------------------------------------------
 
     def _of_drift(self, args, task_vars):
         marked = {"drift_mark": args["mark"], "hosts": args["hosts"], "text": args["text"]}
@@ -269,10 +257,6 @@ def _unguarded(task_vars) -> str | None:
             "gpufabric.rdma.drift, or set callbacks_enabled to gpufabric.rdma.drift"
         )
     return None
-
-
-def _sources(task_vars) -> list[str]:
-    return task_vars.get("ansible_inventory_sources") or []
 
 
 def _refused(wrong: list) -> dict:

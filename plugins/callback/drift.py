@@ -55,8 +55,6 @@ class CallbackModule(CallbackBase):
         self._settings = {}
         self._guarding = False
 
-    # --- the guard ---
-
     def v2_playbook_on_play_start(self, play):
         self._guarding = bool(play.get_vars().get(GUARD_VARIABLE))
 
@@ -65,10 +63,7 @@ class CallbackModule(CallbackBase):
             guard(task)
 
     def v2_playbook_on_handler_task_start(self, task):
-        if self._guarding:
-            guard(task)
-
-    # --- the record ---
+        self.v2_playbook_on_task_start(task, False)
 
     def v2_runner_on_ok(self, result):
         seen = result._result

@@ -44,33 +44,25 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import driv
 
 def driver_repository(lock: dict, facts: dict, flavor: str, version: str) -> dict:
     node = facts.get("node", facts)
-    kind, wanted = packages.manager(node), (packages.distribution(node), packages.architecture(node))
+    wanted = (packages.manager(node), str(version), packages.distribution(node), packages.architecture(node))
     rows = [row for row in lock.get("repositories", []) if row["name"] == flavor]
-    known_keys = [
-        {**key, "release": f"{row['version']} for {', '.join(sorted({p['distribution'] for p in row['places']}))}"}
-        for row in rows
-        for key in row["keys"]
-    ]
-    for row in rows:
-        for place in row["places"]:
-            if (row["kind"], str(row["version"])) == (kind, str(version)) and wanted == (
-                place["distribution"],
-                place["architecture"],
-            ):
-                label = row.get("label", "")
-                return {
-                    "url": place["url"],
-                    "label": label,
-                    "fingerprints": [key["fingerprint"] for key in row["keys"] if key["fingerprint"]],
-                    "known": "",
-                    "known_keys": known_keys,
-                }
-    known = sorted(
-        f"{row['version']} for {place['distribution']} {place['architecture']}"
-        for row in rows
+    places = {
+        (row["kind"], str(row["version"]), place["distribution"], place["architecture"]): (row, place["url"])
+        for row in reversed(rows)
         for place in row["places"]
-    )
-    return {"url": "", "label": "", "fingerprints": [], "known": ", ".join(known), "known_keys": known_keys}
+    }
+    row, url = places.get(wanted, ({"keys": []}, ""))
+    return {
+        "url": url,
+        "label": row.get("label", ""),
+        "fingerprints": [key["fingerprint"] for key in row["keys"] if key["fingerprint"]],
+        "known": "" if url else ", ".join(sorted("{1} for {2} {3}".format(*known) for known in places)),
+        "known_keys": [
+            {**key, "release": f"{row['version']} for {', '.join(sorted({p['distribution'] for p in row['places']}))}"}
+            for row in rows
+            for key in row["keys"]
+        ],
+    }
 
 
 def driver_release(given: str | None, facts: dict, flavor: str, directory: str | None) -> str:

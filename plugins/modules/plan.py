@@ -92,17 +92,6 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-problems:
-  description: What is wrong with the host's variables.
-  returned: with O(step=read)
-  type: list
-  elements: dict
-variables:
-  description: The effective value of each public variable of the collection, secrets left out.
-  returned: with O(step=read)
-  type: dict
-lost: {description: Why the node could not be reached., returned: 'with O(step=read), if it could not', type: str}
-failure: {description: Why the node could not be read., returned: 'with O(step=read), if it could not', type: str}
 findings:
   description: Everything that is wrong, each with C(host), C(role), C(object), C(wanted), C(seen), C(next_step), C(id).
   returned: with O(step=plan)
@@ -112,11 +101,6 @@ hosts:
   description: For each host its C(findings), its C(name) in the cluster, and by role what to do on it.
   returned: with O(step=plan)
   type: dict
-roles:
-  description: The roles that have been planned for in this run.
-  returned: with O(step=plan)
-  type: list
-  elements: str
 settled:
   description: Whether roles of the host layer have nothing to do on any host, or of the cluster layer on this one.
   returned: with O(step=plan), for the host layer, and with O(step=compare)
@@ -133,13 +117,9 @@ plan:
     C(tests), what has no peer (C(alone)) and why, and C(clashes).
   returned: with O(step=tests), but not for V(networks)
   type: dict
-parts: {description: 'What each host runs, round by round.', returned: for V(fabric) and V(rounds), type: dict}
-grace_seconds:
-  description: How long the first node waits for the last one to start.
+parts:
+  description: What each host runs, round by round, for M(gpufabric.rdma.fabric_tests). Beside it C(grace_seconds), how
+    long the first node waits for the last one, and C(wait_seconds), until every node has ended its rounds.
   returned: for V(fabric) and V(rounds)
-  type: int
-wait_seconds:
-  description: How long until every node has ended its rounds.
-  returned: for V(fabric) and V(rounds)
-  type: int
+  type: dict
 """

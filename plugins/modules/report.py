@@ -170,13 +170,10 @@ EXAMPLES = r"""
 
 RETURN = r"""
 checks:
-  description: The checks of each host, or those of the log.
-  returned: O(kind=verification) or O(kind=nccl_log)
-  type: raw
-tally:
-  description: How many checks have each status, or how many tests each verdict.
-  returned: O(kind=verification) or O(kind=matrix)
+  description: The checks of each host.
+  returned: O(kind=verification)
   type: dict
+tally: {description: How many tests have each verdict., returned: O(kind=matrix), type: dict}
 failing:
   description: For each of O(hosts) how many of its checks failed, those of the cluster included.
   returned: O(kind=verification)
@@ -188,17 +185,11 @@ objects:
   returned: O(kind=nccl_job) without O(file)
   type: list
   elements: dict
-hcas: {description: 'HCAs used by connections, by host.', returned: O(kind=nccl_log), type: dict}
 files:
   description: The files, each with C(path), C(bytes) and C(changed). In check mode none of them is written.
   returned: if there are any
   type: list
   elements: dict
-level:
-  description: The worst state of a node on the page, C(ok), C(open) (something is unproven or pending) or C(bad).
-  returned: O(kind=saved)
-  type: str
-headline: {description: The first sentence of the page., returned: O(kind=saved), type: str}
 findings:
   description: What is wrong, each with C(host), C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: O(kind=findings), and if O(kind=saved) fails

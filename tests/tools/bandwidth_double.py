@@ -36,7 +36,7 @@ def main(words):
         return 1
     node = pathlib.Path(sys.argv[0]).parents[2].name
     log(planted, f"{time.monotonic()} begin {node} {hca} {port}")
-    time.sleep(planted.get("seconds", 0.1))
+    time.sleep(0.1)
     gbit = planted.get("rails", {}).get(f"{node}/{hca}", planted["gbit"])
     log(planted, f"{time.monotonic()} end {node} {hca} {port}")
     peer.close()

@@ -1,11 +1,12 @@
 """Results documents for tests of the report, made from the captured and composed nodes in tests/fixtures.
 
-report_documents.py FOLDER    writes the pages for tests/report/browser.py: lab, rails and fleet
+report_documents.py FOLDER    writes the pages for tests/report/browser.py: rails and fleet
 """
 
 import pathlib
 import sys
 
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
 from ansible_collections.gpufabric.rdma.tests.tools import tree
@@ -42,14 +43,10 @@ def ports(read: dict) -> list[dict]:
     return host_checks._ports(read, {"discovery_expected_ports": []})
 
 
-def port_down(read: dict, name: str) -> None:
-    """Pulls the cable of an HCA's first port."""
-    hca = next(hca for hca in read["hcas"] if hca["name"] == name)
-    hca["ports"][0].update(state="DOWN", phys_state="Polling", rate_gbps=10.0, rate_text="10 Gb/sec (4X SDR)")
-
-
 def with_port_down(made: dict, name: str) -> dict:
-    port_down(made["facts"], name)
+    """The node with the cable of an HCA's first port pulled."""
+    hca = next(hca for hca in made["facts"]["hcas"] if hca["name"] == name)
+    hca["ports"][0].update(state="DOWN", phys_state="Polling", rate_gbps=10.0, rate_text="10 Gb/sec (4X SDR)")
     made["checks"] = [item for item in made["checks"] if not item["id"].startswith("port:")] + ports(made["facts"])
     return made
 
@@ -86,15 +83,8 @@ def blocked_card(host: str) -> dict:
 
 def measurement(rail: int, path: str, pair: tuple, figure: float | None, expected: float | None, **more) -> dict:
     verdict = "not_verified" if figure is None else "outlier" if expected and figure < 0.8 * expected else "ok"
-    hca = {"from_hca": f"mlx5_{rail}", "to_hca": f"mlx5_{rail}"}
-    made = {
-        "id": f"{path}-{rail}-{pair[0]}-{pair[1]}",
-        "rail": rail,
-        "path": path,
-        "from": pair[0],
-        "to": pair[1],
-        **hca,
-    }
+    made = {"id": f"{path}-{rail}-{pair[0]}-{pair[1]}", "rail": rail, "path": path, "from": pair[0], "to": pair[1]}
+    made |= {"from_hca": f"mlx5_{rail}", "to_hca": f"mlx5_{rail}"}
     made |= {"gbit_per_s": figure, "expected_gbit_per_s": expected, "verdict": verdict, "reason": "", "counters": {}}
     return {**made, "expected_from": "link 400 Gb/s, PCIe 32 GT/s x16; the smaller, less 4 % of headers", **more}
 
@@ -114,11 +104,10 @@ def matrix(hosts: list[str], rails: int, expected: float, slow: dict) -> dict:
 
 def drift(hosts: dict[str, tuple[str, list[dict], list[str]]]) -> dict:
     """hosts: {name: (verdict, differences, reasons)}."""
-    order = ("converged", "drift", "reboot_pending", "unreachable", "unsafe")
-    worst = max((entry[0] for entry in hosts.values()), key=order.index)
+    worst = max((entry[0] for entry in hosts.values()), key=verdicts.VERDICTS.index)
     listed = [dict(zip(("host", "verdict", "differences", "reasons"), (name, *entry))) for name, entry in hosts.items()]
     head = {"schema": document.SCHEMAS["drift"], "at": AT, "verdict": worst}
-    return {**head, "exit_code": {"converged": 0, "drift": 2, "reboot_pending": 3}.get(worst, 4), "hosts": listed}
+    return {**head, "exit_code": verdicts.EXIT_CODES[worst], "hosts": listed}
 
 
 _MEMLOCK = {
@@ -133,18 +122,7 @@ _REBOOT = (
 )
 
 
-# --- the three documents for viewing the page -------------------------------------------------------------------------
-
-
-def lab() -> dict:
-    """The lab's two healthy nodes; software HCAs have no threshold."""
-    hosts = ["node1", "node2"]
-    figures = matrix(hosts, 2, 9.4, {})
-    for test in figures["tests"]:
-        hca = f"rxe{test['rail']}"
-        test.update(from_hca=hca, to_hca=hca, expected_from="median of the software HCAs")
-    same = {host: ("converged", [], []) for host in hosts}
-    return results([node(host, "lab-rxe-debian12") for host in hosts], drift(same), figures)
+# --- the documents for viewing the page -------------------------------------------------------------------------------
 
 
 def rails() -> dict:
@@ -188,7 +166,7 @@ def fleet(number: int = 64) -> dict:
     return results(nodes, drift(states), matrix(hosts, 8, 384.0, slow))
 
 
-KINDS = {"lab": lab, "rails": rails, "fleet": fleet}
+KINDS = {"rails": rails, "fleet": fleet}
 
 if __name__ == "__main__":
     target = pathlib.Path(sys.argv[1])

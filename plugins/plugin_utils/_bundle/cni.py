@@ -52,7 +52,7 @@ def _file(bundle: dict, directory: str, name: str, architecture: str) -> tuple[b
         return b"", wrong
     path = os.path.join(directory, row["path"])
     if "reference" in row:
-        return _from_image(path, row["reference"], architecture)
+        return _from_image(path, row["reference"])
     with open(path, "rb") as stream:
         return stream.read(), []
 
@@ -71,11 +71,13 @@ def row_of(bundle: dict, name: str, architecture: str) -> dict | None:
     return None
 
 
-def _from_image(path: str, reference: str, architecture: str) -> tuple[bytes, list[Finding]]:
-    """The file /flannel of an image archive, as docker save or the OCI image layout have it."""
+def _from_image(path: str, reference: str) -> tuple[bytes, list[Finding]]:
+    """The file /flannel of an image archive, as skopeo and docker save write it."""
     try:
         with tarfile.open(path) as archive:
-            for layer in reversed(_layers(archive, reference, architecture)):
+            images = json.load(archive.extractfile("manifest.json"))
+            named = [image for image in images if reference in (image.get("RepoTags") or ())]
+            for layer in reversed((named or images)[0]["Layers"]):
                 with tarfile.open(fileobj=archive.extractfile(layer)) as files:
                     for member in files:
                         if member.isfile() and os.path.normpath(member.name).lstrip("/") == "flannel":
@@ -84,27 +86,6 @@ def _from_image(path: str, reference: str, architecture: str) -> tuple[bytes, li
     except (tarfile.TarError, OSError, EOFError, KeyError, ValueError, TypeError) as error:
         seen = f"it cannot be unpacked: {error}"
     return b"", [Finding(path, "an image with Flannel's CNI plugin", seen, _REFILL)]
-
-
-def _layers(archive: tarfile.TarFile, reference: str, architecture: str) -> list[str]:
-    """Names in the archive of an image's layers, lowest first."""
-    if "manifest.json" in archive.getnames():
-        images = json.load(archive.extractfile("manifest.json"))
-        named = [image for image in images if reference in (image.get("RepoTags") or ())]
-        return (named or images)[0]["Layers"]
-    document = json.load(archive.extractfile("index.json"))
-    while "manifests" in document:
-        fitting = [
-            item
-            for item in document["manifests"]
-            if (item.get("platform") or {}).get("architecture", architecture) == architecture
-        ]
-        document = json.load(archive.extractfile(_blob(fitting[0]) if fitting else "a manifest for this architecture"))
-    return [_blob(layer) for layer in document["layers"]]
-
-
-def _blob(descriptor: dict) -> str:
-    return "blobs/" + descriptor["digest"].replace(":", "/")
 
 
 def _programs(data: bytes) -> dict[str, bytes]:

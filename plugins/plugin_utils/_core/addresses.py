@@ -10,7 +10,7 @@ from ansible.errors import AnsibleError
 from ...module_utils._core.text import clean, sentence
 from . import libraries
 
-__all__ = ("address", "inside", "malformed", "netaddr", "network")
+__all__ = ("address", "for_peers", "inside", "malformed", "netaddr", "network")
 
 try:
     import netaddr
@@ -43,6 +43,17 @@ def inside(value, net) -> bool:
     """Whether a value is an address of a network; False without a network."""
     held = address(value)
     return held is not None and net is not None and held in net
+
+
+def for_peers(texts) -> list[str]:
+    """Those of an interface's addresses that peers can use: each port has a link-local one."""
+    given = texts if isinstance(texts, list) else []
+    ips = {text: net.ip for text in given if (net := network(text)) is not None}
+    return [
+        text
+        for text, ip in ips.items()
+        if not (ip.is_link_local() or ip.is_loopback() or ip.is_multicast() or not int(ip))
+    ]
 
 
 def malformed(answer: dict) -> str:

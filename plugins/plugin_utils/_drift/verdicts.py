@@ -1,7 +1,4 @@
-"""What a run in check mode says about drift: from the results of its tasks to one verdict per host.
-
-Pure. docs/schemas/results-1.json describes the document.
-"""
+"""What a run in check mode says about drift: from the results of its tasks to one verdict per host. Pure."""
 
 import difflib
 from typing import NamedTuple
@@ -272,9 +269,6 @@ def _line(text) -> str:
 def _add(kept: list, item) -> None:
     if item not in kept:
         kept.append(item)
-
-
-# --- as JUnit ---------------------------------------------------------------------------------------------------------
 
 
 _OUTCOMES = {REBOOT: xml.FAILURE, UNSAFE: xml.ERROR, UNREACHABLE: xml.ERROR}

@@ -59,9 +59,6 @@ def diagnose(by_host: dict, catalogue=findings_catalogue.CATALOGUE) -> tuple[dic
     return checks, {host: _verdict(found[0], host, checks[host]) for host, found in roots.items() if found}
 
 
-# --- which failures occurred ------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def _is(identity: str, patterns: tuple) -> bool:
     return any(fnmatch.fnmatchcase(identity, pattern) for pattern in patterns)
@@ -84,9 +81,6 @@ def _shown(failure: findings_catalogue.Failure, host: str, items: list[dict]):
         one = _Found(failure, host, shown, any(_is(item["id"], _EVERYWHERE) for item in shown), _about(shown))
         if any(item["status"] == FAILED for item in shown) or any(_explains(one, item) for item in items):
             yield one
-
-
-# --- what explains what -----------------------------------------------------------------------------------------------
 
 
 def _about(items) -> dict[str, set]:
@@ -173,9 +167,6 @@ def _verdict(root: _Found, host: str, items: list[dict]) -> dict:
         "consequences": beneath,
         "besides": [item for item in items if item["status"] == FAILED and id(item) not in marked],
     }
-
-
-# --- text for people --------------------------------------------------------------------------------------------------
 
 
 def text(verdicts: dict) -> str:

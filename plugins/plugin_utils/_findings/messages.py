@@ -1,7 +1,4 @@
-"""Why a pod does not start: the component and its message, with cause and fix (catalogue.yml, messages).
-
-Pure.
-"""
+"""Why a pod does not start: the component and its message, with cause and fix (catalogue.yml, messages). Pure."""
 
 import re
 from typing import NamedTuple

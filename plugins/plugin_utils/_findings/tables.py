@@ -2,12 +2,11 @@
 
 import contextlib
 import json
-import textwrap
 
 from ansible.errors import AnsibleError
 
 from ...module_utils._core.change import Finding
-from ...module_utils._core.text import alike, clean, in_a_line, of_nodes, sentence
+from ...module_utils._core.text import alike, clean, in_a_line, of_nodes, sentence, wrapped
 from .._core import libraries
 from . import gpu_initiated
 
@@ -40,7 +39,7 @@ def _report(nodes):
     states = ((name, node["facts"].get("gpu_initiated")) for name, node in read.items())
     ways = alike((name, gpu_initiated.line(state)) for name, state in states if state)
     if ways:
-        lines = [textwrap.fill(f"{of_nodes(hosts)}: {line}", WIDTH, subsequent_indent="  ") for hosts, line in ways]
+        lines = [wrapped("", f"{of_nodes(hosts)}: {line}", "  ") for hosts, line in ways]
         parts += ["GPU-INITIATED RDMA", *lines, ""]
     parts += ["WHAT IS WRONG", _wrong(nodes)]
     return clean("\n".join(parts) + "\n")
@@ -128,11 +127,11 @@ def _known(value):
     return "unknown" if isinstance(value, str) and value.startswith("unknown") else value
 
 
-def table(columns, rows, width=WIDTH):
+def table(columns, rows):
     """Columns side by side; when they do not fit, the widest ones are cut first. Numbers are right-aligned."""
     cells = [[in_a_line(cell) for cell in row] for row in rows]
     widths = [max(len(text) for text in texts) for texts in zip(columns, *cells)]
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > WIDTH:
         widest = max(range(len(widths)), key=lambda index: widths[index])
         widths[widest] -= 1
     right = [_numeric([row[index] for row in cells]) for index in range(len(columns))]
@@ -158,15 +157,7 @@ def _wrong(nodes):
         found = problems(node)
         if found:
             lines.append(f"{name}:")
-            for problem in found:
-                lines += textwrap.wrap(
-                    problem,
-                    WIDTH,
-                    initial_indent="  * ",
-                    subsequent_indent="    ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
+            lines += [wrapped("  * ", problem) for problem in found]
     return "\n".join(lines) if lines else "Nothing."
 
 

@@ -26,12 +26,6 @@ _ASSUMED_MTU = {"InfiniBand": 2048, "Ethernet": 1024}
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 
-def pcie_gbps(speed_gts: float, width: int, payload: int = PAYLOAD) -> float:
-    """Payload that a PCIe link carries in one direction; speed_gts in GT/s for each lane, width in lanes."""
-    coding = 0.8 if speed_gts <= 5 else 128 / 130 if speed_gts <= 32 else 236 / 256
-    return speed_gts * width * coding * _DLLP * payload / (payload + _WRITE_OVERHEAD)
-
-
 def wire_gbps(rate_gbps: float, link_layer: str, mtu, rate_text: str = "") -> float:
     """Payload that a link carries: its rate without line coding and packet headers. mtu: RDMA MTU in bytes or None."""
     mtu = mtu or _ASSUMED_MTU.get(link_layer, 1024)
@@ -99,8 +93,11 @@ def _slot(link: dict, wire: float, limits: list) -> tuple:
 
 
 def _of(speed, width):
-    known = isinstance(speed, (int, float)) and isinstance(width, int) and width > 0
-    return pcie_gbps(speed, width) if known else None
+    """Payload that a PCIe link carries in one direction, if known. speed: in GT/s for each lane; width: in lanes."""
+    if not (isinstance(speed, (int, float)) and isinstance(width, int) and width > 0):
+        return None
+    coding = 0.8 if speed <= 5 else 128 / 130 if speed <= 32 else 236 / 256
+    return speed * width * coding * _DLLP * PAYLOAD / (PAYLOAD + _WRITE_OVERHEAD)
 
 
 def pair(test: dict, carried: dict, usual: dict) -> dict:

@@ -1,7 +1,4 @@
-"""The bandwidth matrix after it ran: what each test should have reached, which did not, and the likely reason.
-
-Pure. The document is described by docs/schemas/results-1.json.
-"""
+"""The bandwidth matrix after it ran: what each test should have reached, which did not, the likely reason. Pure."""
 
 import bisect
 import statistics
@@ -9,6 +6,7 @@ from typing import Optional
 
 from ...module_utils._core import text as core_text
 from ...module_utils.hca.counters import CONGESTION, KINDS, LINK, TRANSPORT
+from .._findings.checks import counted
 from .._preflight import fabric_plan
 from .._verify import pairs, traffic_class
 from . import expect
@@ -139,19 +137,13 @@ def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, o
                 + (_likely(test, expected, rose, carries, nodes) or "no fact about the two nodes explains it")
             )
         verdict = OUTLIER if slow or broken else OK
-    problems, row["class_not_verified"] = _class(test, result, options)
+    class_plan = options["plans"].get(client["host"]) if client["traffic_class"] is not None else None
+    problems, row["class_not_verified"] = traffic_class.judge(class_plan, test, result) if class_plan else ([], "")
     if problems:
         verdict, reasons = OUTLIER, [*reasons, *(f"{problem.seen}: {problem.next_step}" for problem in problems)]
     if broken and not any("error counters rose" in reason for reason in reasons):
         reasons.append(f"error counters rose: {', '.join(broken)}")
     return {**row, "verdict": verdict, "reason": "; ".join(reasons)}
-
-
-def _class(test: dict, result: dict, options: dict) -> tuple:
-    """(problems with the traffic class of the test, why that is unknown)."""
-    client = test["client"]
-    plan = options["plans"].get(client["host"]) if client["traffic_class"] is not None else None
-    return traffic_class.judge(plan, test, result) if plan else ([], "")
 
 
 def _counters(result: dict) -> tuple:
@@ -334,9 +326,7 @@ def _name(row: dict) -> str:
 
 
 def tally(document: dict) -> dict:
-    return {
-        verdict: sum(row["verdict"] == verdict for row in document["tests"]) for verdict in (OK, OUTLIER, NOT_VERIFIED)
-    }
+    return counted((OK, OUTLIER, NOT_VERIFIED), (row["verdict"] for row in document["tests"]))
 
 
 def summary(document: dict) -> str:

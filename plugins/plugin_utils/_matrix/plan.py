@@ -8,7 +8,6 @@ import math
 from ...module_utils._core import text
 from ...module_utils._core.change import Finding, Refused, at
 from .._verify import pairs as verify_pairs
-from . import schedule
 
 HOST, POD = "host", "pod"
 # Seconds per test besides sending: starting both ends, the handshake, reading the counters.
@@ -58,7 +57,6 @@ def carries(hca: dict, end: dict, rail: dict, gpus: dict, dmabuf: bool, override
     gpu = gpus.get(rail["gpu"]) if rail.get("gpu") else None
     return {
         "kind": hca["kind"],
-        "model": pci.get("model"),
         "device": f"{pci.get('vendor')}:{pci.get('device')}" if pci else None,
         "link_layer": port["link_layer"],
         "rate_gbps": port["rate_gbps"],
@@ -107,47 +105,44 @@ def plan(nodes: list[dict], options: dict) -> dict:
     rounds. Refused if that makes more tests than a plan can have.
     """
     every = [end for node in nodes for end in ends_of(node)]
-    return _planned(every, {node["host"]: node["base_port"] for node in nodes}, options, HOST, len(nodes))
+    return planned(every, {node["host"]: node["base_port"] for node in nodes}, options, HOST, len(nodes))
 
 
-def plan_pods(ends: list[dict], base_ports: dict, options: dict) -> dict:
-    """The same for the ends that _kube.pods found in pods, joined with their rails' `carries` by the caller."""
-    return _planned(ends, base_ports, options, POD, len({end["host"] for end in ends}))
-
-
-def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes: int) -> dict:
-    planned: dict = {"path": path, "rounds": [], "tests": {}, "alone": [], "clashes": []}
+def planned(every: list[dict], next_port: dict, options: dict, path: str, nodes: int) -> dict:
+    """The same for these ends, on nodes or in pods. next_port: of each node, the next TCP port of a test."""
+    made: dict = {"path": path, "rounds": [], "tests": {}, "alone": [], "clashes": []}
     memories = {"host": every, **({"cuda": [_with_gpu(end) for end in every]} if options["cuda"] else {})}
-    grouped = {memory: _groups(ends) for memory, ends in memories.items()}
+    grouped = {memory: verify_pairs.chains(ends) for memory, ends in memories.items()}
     _refuse_too_many(
         [len(chain) for groups, _clashes in grouped.values() for _network, chain in groups], options, nodes
     )
     for memory, ends in memories.items():
         groups, clashes = grouped[memory]
         by_id = {end["id"]: end for end in ends}
-        networks = {end_id: network for network, chain in groups for end_id in chain}
+        networks = {end["id"]: network for network, chain in groups for end in chain}
         resources = {end["id"]: set(end["resources"]) for end in ends}
-        pairs = schedule.rounds([chain for _network, chain in groups], resources, options["peers"])
+        ids = [[end["id"] for end in chain] for _network, chain in groups]
+        pairs = schedule(ids, resources, options["peers"])
         for edges in pairs:
             for ways in (edges, [(other, one) for one, other in edges]):
-                number = len(planned["rounds"])
-                tests = [
-                    _test(by_id[one], by_id[other], networks[one], path, memory, next_port, number)
-                    for one, other in ways
-                ]
-                planned["tests"].update((test["id"], test) for test in tests)
-                planned["rounds"].append([test["id"] for test in tests])
+                tests = [_test(by_id[one], by_id[other], networks[one], path, memory, next_port) for one, other in ways]
+                made["tests"].update((test["id"], test) for test in tests)
+                made["rounds"].append([test["id"] for test in tests])
         met = {end_id for edges in pairs for edge in edges for end_id in edge}
-        planned["alone"] += [_alone(end, every, nodes, memory) for end in ends if end["id"] not in met]
-        planned["clashes"] = clashes
-    return {**planned, "carries": {label(end): end["carries"] for end in every}}
+        made["alone"] += [
+            without(end, end["reason"] or verify_pairs.why_alone(end, every, nodes), memory)
+            for end in ends
+            if end["id"] not in met
+        ]
+        made["clashes"] = clashes
+    return {**made, "carries": {f"{end['host']} {end['hca']}/{end['port']}": end["carries"] for end in every}}
 
 
 def _refuse_too_many(chains: list[int], options: dict, nodes: int) -> None:
     """chains: number of ends in each network of each rail."""
 
     def tests(peers):
-        return 2 * sum(schedule.count(length, peers) for length in chains)
+        return 2 * sum(meetings(length, peers) for length in chains)
 
     if tests(options["peers"]) <= MOST_TESTS:
         return
@@ -157,17 +152,6 @@ def _refuse_too_many(chains: list[int], options: dict, nodes: int) -> None:
         step = f"set matrix_peers: {fits}, which makes {text.count(tests(fits), 'test')}; or {step}"
     seen = f"{text.count(tests(options['peers']), 'test')} between {text.count(nodes, 'node')}; nothing has been sent"
     raise Refused.because("matrix_peers", f"at most {text.count(MOST_TESTS, 'test')} in a run", seen, step)
-
-
-def _groups(ends: list[dict]) -> tuple:
-    """([(network, ids of the ends in it)] rail by rail, clashes of addresses)."""
-    groups, clashes = [], []
-    for rail in sorted({end["rail"] for end in ends}):
-        usable = [end for end in ends if end["rail"] == rail and end["reason"] is None]
-        for network, chain in verify_pairs.chains(usable).items():
-            clashes += verify_pairs.shared_addresses(network, chain)
-            groups.append((network, [end["id"] for end in chain]))
-    return groups, clashes
 
 
 def _with_gpu(end: dict) -> dict:
@@ -183,19 +167,11 @@ def _with_gpu(end: dict) -> dict:
     return {**end, "reason": reason}
 
 
-def _alone(end: dict, every: list[dict], nodes: int, memory: str) -> dict:
-    return without(end, end["reason"] or verify_pairs.why_alone(end, every, nodes), memory)
-
-
 def without(end: dict, reason: str, memory: str = "host") -> dict:
     return {**{key: end[key] for key in ("host", "rail", "hca", "port")}, "memory": memory, "reason": reason}
 
 
-def label(end: dict) -> str:
-    return f"{end['host']} {end['hca']}/{end['port']}"
-
-
-def _test(client: dict, server: dict, network: str, path: str, memory: str, next_port: dict, number: int) -> dict:
+def _test(client: dict, server: dict, network: str, path: str, memory: str, next_port: dict) -> dict:
     """One direction of one pair, in the form that _traffic.rounds runs."""
     key = server.get("node", server["host"])
     port = next_port[key]
@@ -206,9 +182,7 @@ def _test(client: dict, server: dict, network: str, path: str, memory: str, next
         "tool": "ib_write_bw",
         "path": path,
         "memory": memory,
-        "round": number,
         "rail": client["rail"],
-        "network": network,
         # ib_write_bw exchanges its queue pair numbers over TCP, which needs no address on the rail itself.
         "address": address if address is not None and ":" not in address else server["management"],
         "tcp_port": port,
@@ -220,7 +194,6 @@ def _test(client: dict, server: dict, network: str, path: str, memory: str, next
 def _side(end: dict, network: str, memory: str) -> dict:
     side = verify_pairs.side(end, end["networks"][network])
     side.update(
-        kind=end["kind"],
         pod=end.get("pod"),
         local_cpus=end["carries"]["local_cpus"],
         gpu=end["carries"]["gpu_index"] if memory == "cuda" else None,
@@ -229,23 +202,64 @@ def _side(end: dict, network: str, memory: str) -> dict:
     return side
 
 
-# --- the announcement -------------------------------------------------------------------------------------------------
+# Which pairs are measured at the same time, so that no shared resource serves two tests at once. A group, the ends of
+# one rail in one network, is a complete graph, and a round is a set of its edges without a common vertex. The circle
+# method colours the edges of a complete graph with n vertices in n - 1 rounds for even n and n for odd n, and no
+# colouring needs fewer. Groups run side by side; if two of them share something, a PCIe link or the processor of a
+# software HCA, first fit puts the later pair into a later round, and never needs more than 2d - 1 rounds, d being the
+# most pairs that one shared resource takes part in.
 
 
-def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
+def circle(names: list, peers: int | None = None) -> list[list[tuple]]:
+    """Rounds of disjoint pairs in which every two names meet exactly once, or each name at least `peers` others.
+
+    The first name keeps its seat, the others move on by one seat a round, and the name opposite is the partner. With an
+    odd number of names the one opposite the empty seat pauses, once in all rounds: for `peers`, one more round.
+    """
+    seats: list = [*names, *([None] if len(names) % 2 else [])]
+    half = len(seats) // 2
+    rounds = []
+    for _turn in range(turns(len(names), peers)):
+        pairs = zip(seats[:half], reversed(seats[half:]))
+        rounds.append([(one, other) for one, other in pairs if one is not None and other is not None])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return [pairs for pairs in rounds if pairs]
+
+
+def turns(names: int, peers: int | None = None) -> int:
+    every = max(0, names - 1 + names % 2)
+    return every if peers is None else min(every, peers + names % 2)
+
+
+def meetings(names: int, peers: int | None = None) -> int:
+    return turns(names, peers) * (names // 2)
+
+
+def schedule(groups: list[list], resources: dict, peers: int | None = None) -> list[list[tuple]]:
+    """Rounds of pairs: every two ends of a group meet once, and no two pairs of a round need the same resource.
+
+    groups: lists of ends. resources: {end: names of what it uses}. The two ends of a pair may share none either. peers:
+    the least number of others in its group that an end meets; None: all.
+    """
+    busy: dict = {}
+    scheduled: list[list[tuple]] = []
+    for group in groups:
+        for pairs in circle(group, peers):
+            for one, other in pairs:
+                verify_pairs.book(scheduled, busy, resources[one] | resources[other], (one, other))
+    return scheduled
+
+
+def announcement(plan: dict, nodes: list[dict], options: dict) -> str:
     """The load on each node and its duration, printed before anything is sent."""
-    tests = sum(len(plan["tests"]) for plan in plans)
-    rounds = sum(len(plan["rounds"]) for plan in plans)
+    tests, rounds = len(plan["tests"]), len(plan["rounds"])
     if not tests:
         return "Bandwidth matrix: nothing to send; no rail has a peer."
-    hosts = sorted(
-        {side["host"] for plan in plans for t in plan["tests"].values() for side in (t["client"], t["server"])}
-    )
-    widest = max((len(identities) for plan in plans for identities in plan["rounds"]), default=0)
+    hosts = {host for host, _hca in _loaded(plan)}
     usual, most = rounds * (options["seconds"] + OVERHEAD_SECONDS), rounds * options["round_seconds"]
     lines = [
         f"Bandwidth matrix of {text.count(len(hosts), 'node')}: {text.count(tests, 'test')} in "
-        f"{text.count(rounds, 'round')}, up to {widest} at once, about {clock(usual)}, at most "
+        f"{text.count(rounds, 'round')}, up to {max(map(len, plan['rounds']))} at once, about {clock(usual)}, at most "
         f"{clock(most + verify_pairs.grace_seconds(len(hosts)))}.",
         f"Load: in its rounds an HCA sends or receives at full rate for {options['seconds']} s; a round uses no HCA "
         "and no PCIe link twice. Other traffic on these rails slows down meanwhile. Nothing is changed.",
@@ -256,31 +270,22 @@ def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
     return "\n".join(lines)
 
 
-def consent_findings(plans: list[dict], nodes: list[dict]) -> list[dict]:
+def _loaded(plan: dict) -> set[tuple[str, str]]:
+    """(host, HCA) of each end."""
+    return {(test[role]["host"], test[role]["hca"]) for test in plan["tests"].values() for role in ("client", "server")}
+
+
+def consent_findings(plan: dict, nodes: list[dict]) -> list[dict]:
     """HCAs in use that would get load without consent; of all hosts (see at)."""
-    loaded = {
-        (side["host"], side["hca"])
-        for plan in plans
-        for test in plan["tests"].values()
-        for side in (test["client"], test["server"])
-    }
+    loaded, wanted = _loaded(plan), "an unused HCA, or consent to put load on it"
+    step = "stop the job, or set matrix_load_allowed: true to measure anyway (the job slows down), or false to leave "
+    step += "this HCA out"
     return [
         row
         for node in nodes
         for hca, users in sorted(node["in_use"].items())
         if node["load_allowed"] is None and (node["host"], hca) in loaded
-        for row in at(
-            node["host"],
-            [
-                Finding(
-                    f"HCA {hca}",
-                    "an unused HCA, or consent to put load on it",
-                    f"in use by {text.names(users)}",
-                    "stop the job, or set matrix_load_allowed: true to measure anyway (the job slows down), "
-                    "or false to leave this HCA out",
-                )
-            ],
-        )
+        for row in at(node["host"], [Finding(f"HCA {hca}", wanted, f"in use by {text.names(users)}", step)])
     ]
 
 

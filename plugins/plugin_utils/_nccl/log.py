@@ -100,9 +100,6 @@ def _info(host: str, text: str, parsed: dict) -> None:
         parsed["gid_index"] = gid[1]
 
 
-# --- judgement --------------------------------------------------------------------------------------------------------
-
-
 def checks(parsed: dict, hcas: list[str], minimum) -> list[dict]:
     """Named checks of one log. hcas: those of the rails, empty if any will do. minimum: GByte/s, or None."""
     return [

@@ -8,15 +8,14 @@ import re
 
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
-from . import networks, resources, sriov
-from .networks import OBJECT_LEFT_OUT
+from . import networks, resources
 from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, line, short, template
 
 POLICY, NODE_POLICY, POOL = "NicClusterPolicy", "NicNodePolicy", "IPPool"
 GROUPS = dict.fromkeys((POLICY, NODE_POLICY), "mellanox.com/v1alpha1")
 GROUPS[POOL] = "nv-ipam.nvidia.com/v1alpha1"
-GROUPS.update({kind: sriov.API if kind in sriov.KINDS else "mellanox.com/v1alpha1" for kind in networks.TYPES})
-GROUPS[sriov.NODE_POLICY] = sriov.API
+GROUPS.update({kind: resources.API if kind in resources.KINDS else "mellanox.com/v1alpha1" for kind in networks.TYPES})
+GROUPS[resources.NODE_POLICY] = resources.API
 # The only one that the operator reconciles.
 POLICY_NAME = "nic-cluster-policy"
 OPERATOR_REPOSITORY = "nvcr.io/nvidia/mellanox"
@@ -36,9 +35,11 @@ _IMAGE_FIELDS = {
     "imagePullSecrets": "nodes take images from the bundle folder, not with a secret of the cluster",
     "containerResources": "the roles set the resources of their pods",
 }
+_NO_WEBHOOK = "role networks checks attachments before they are applied; it runs no webhook"
 _OWN_DRIVERS = ("doca", "mlnx_ofed", "ubuntu_archive")
 _OF_CONTAINER = ("startupProbe", "livenessProbe", "readinessProbe", "terminationGracePeriodSeconds")
 _DRIVER_FIELDS = {
+    "repository": "a container registry; packages come from lock/artifacts.yml or driver_repository_url",
     "env": "settings of the driver container",
     "upgradePolicy": "gpufabric.rdma.upgrade_driver drains and reboots, on consent (driver_*_allowed, reboot_allowed)",
     **dict.fromkeys(_OF_CONTAINER, "there is no driver container"),
@@ -95,7 +96,7 @@ class _Import:
         for name, (page, made) in self.pools.items():
             networks.explain_pool(page, made, owners.get(name), len(self.nodes))
         for page, item in self.items:
-            page.finish(OBJECT_LEFT_OUT)
+            page.finish()
             if ("CIDRPool", item.get("pool")) in self.seen and item["pool"] not in self.pools:
                 step = "make it an IPPool; role networks creates no other kind"
                 page.refuse(("spec", "ipam", "poolName"), "an IPPool", f"CIDRPool {item['pool']}", step)
@@ -165,9 +166,9 @@ class _Import:
             self._policy(page)
         elif kind == NODE_POLICY:
             self._node_policy(page)
-        elif kind == sriov.NODE_POLICY:
-            sriov.functions(page, self.nodes, self.variables)
-            page.finish(OBJECT_LEFT_OUT)
+        elif kind == resources.NODE_POLICY:
+            resources.functions(page, self.nodes, self.variables)
+            page.finish()
         elif kind == POOL:
             self.pools[page.name] = (page, networks.pool(page))
         else:
@@ -176,9 +177,9 @@ class _Import:
 
     def _config_map(self, page: Page) -> None:
         path = ("data", "config.json")
-        read = sriov.resources if "resourceList" in str(page.get(*path)) else resources.read
+        read = resources.sriov_resources if "resourceList" in str(page.get(*path)) else resources.read
         read(page, path, self.nodes, self.variables)
-        page.finish(OBJECT_LEFT_OUT)
+        page.finish()
 
     def _policy(self, page: Page) -> None:
         if page.name != POLICY_NAME:
@@ -195,7 +196,8 @@ class _Import:
         self._secondary(page)
         if page.has("spec", "nvIpam"):
             self._component(page, ("spec", "nvIpam"), "nv-ipam")
-        page.finish({**{("spec", name): why for name, why in _NOT_OURS.items()}, **OBJECT_LEFT_OUT})
+        page.leave(("spec",), _NOT_OURS)
+        page.finish()
 
     def _node_policy(self, page: Page) -> None:
         """Its three sections, for the nodes of its selector: the variables of a group of the inventory."""
@@ -211,7 +213,8 @@ class _Import:
         self.variables = common
         nodes = f"the nodes with {short(selector)}" if selector else "all nodes"
         page.say(("spec", "nodeSelector"), TAKEN, f"group {group} of the inventory", f"put {nodes} into it")
-        page.finish({**{("spec", name): why for name, why in _NOT_OURS.items()}, **OBJECT_LEFT_OUT})
+        page.leave(("spec",), _NOT_OURS)
+        page.finish()
 
     def _global(self, page: Page) -> None:
         given = page.get("spec", "global")
@@ -220,7 +223,7 @@ class _Import:
         self.shared = {key: given[key] for key in ("repository", "version") if given.get(key)}
         for key in self.shared:
             page.say(("spec", "global", key), TAKEN, f"{key} of each image that has none")
-        self._leave(page, ("spec", "global"), _IMAGE_FIELDS)
+        page.leave(("spec", "global"), _IMAGE_FIELDS)
 
     def _drivers(self, page: Page) -> None:
         """What a NicClusterPolicy and a NicNodePolicy have in common."""
@@ -231,8 +234,8 @@ class _Import:
         path = ("spec", "sriovDevicePlugin")
         if page.has(*path):
             self._image(page, path, "sriov-device-plugin", "networks_sriov_resources")
-            self._config(page, path, sriov.resources)
-            self._leave(page, path, {**_IMAGE_FIELDS, "useCdi": "the role's plugin hands out devices itself"})
+            self._config(page, path, resources.sriov_resources)
+            page.leave(path, {**_IMAGE_FIELDS, "useCdi": "the role's plugin hands out devices itself"})
 
     # --- sub-states ---------------------------------------------------------------------------------------------------
 
@@ -266,10 +269,7 @@ class _Import:
             given = self.variables.get("driver_version")
             verdict, became = (TAKEN, f"driver_version: {given}") if given else (LEFT_OUT, NOTHING)
             page.say((*path, "version"), verdict, became, "" if given else "see spec.ofedDriver.image")
-        if page.has(*path, "repository"):
-            why = "a container registry; packages come from lock/artifacts.yml or driver_repository_url"
-            page.say((*path, "repository"), LEFT_OUT, why=why)
-        self._leave(page, path, _DRIVER_FIELDS)
+        page.leave(path, _DRIVER_FIELDS)
 
     def _unlocked(self, flavor: str, number: str | None) -> str:
         """What to know about a release that is not in the lock for any platform."""
@@ -291,7 +291,7 @@ class _Import:
             self.variables["device_plugin_use_cdi"] = bool(page.get(*path, "useCdi"))
             page.say((*path, "useCdi"), TAKEN, f"device_plugin_use_cdi: {short(page.get(*path, 'useCdi'))}")
         self._config(page, path, resources.read)
-        self._leave(page, path, _IMAGE_FIELDS)
+        page.leave(path, _IMAGE_FIELDS)
 
     def _config(self, page: Page, path: tuple, read) -> None:
         if page.has(*path, "config"):
@@ -317,7 +317,7 @@ class _Import:
         for name, role in (("multus", "multus"), ("cniPlugins", "cni_plugins")):
             if page.has(*path, name):
                 self._image(page, (*path, name), None, f"role {role}, which is always there")
-                self._leave(page, (*path, name), {**_IMAGE_FIELDS, "config": "role multus writes its own"})
+                page.leave((*path, name), {**_IMAGE_FIELDS, "config": "role multus writes its own"})
         for name in ("ipoib", "ipamPlugin"):
             if page.has(*path, name):
                 self._component(page, (*path, name), _COMPONENTS[name])
@@ -332,10 +332,7 @@ class _Import:
         became = f"networks_components: [{component}]"
         why = wrong or ("Network Operator deprecated whereabouts in 25.4" if component == "whereabouts" else "")
         self._image(page, path, component, became, why, WRONG if wrong else TAKEN)
-        if page.has(*path, "enableWebhook"):
-            why = "role networks checks attachments before they are applied; it runs no webhook"
-            page.say((*path, "enableWebhook"), LEFT_OUT, why=why)
-        self._leave(page, path, _IMAGE_FIELDS)
+        page.leave(path, {"enableWebhook": _NO_WEBHOOK, **_IMAGE_FIELDS})
 
     def _image(self, page, path, component, became, why="", verdict=TAKEN, ours="the image of lock/artifacts.yml"):
         """image, repository, version; a component's pinned image is taken, unless it is the operator's own build."""
@@ -359,11 +356,6 @@ class _Import:
             page.say(where, TAKEN, f"networks_images: {component}: {reference}", was=reference)
         else:
             page.say(where, LEFT_OUT, ours, "the version that the roles are tested with, pinned", was=reference)
-
-    def _leave(self, page: Page, path: tuple, known: dict) -> None:
-        for field, why in known.items():
-            if page.has(*path, field):
-                page.say((*path, field), LEFT_OUT, why=why)
 
 
 def _objects(content, source: str):

@@ -1,7 +1,4 @@
-"""Network Operator's networks (MacvlanNetwork, IPoIBNetwork, HostDeviceNetwork) and nv-ipam's IPPools, as attachments.
-
-Pure.
-"""
+"""Networks of Network Operator (kinds: TYPES) and nv-ipam's IPPools, as attachments. Pure."""
 
 import json
 
@@ -20,22 +17,22 @@ TYPES = {
 }
 # The operator prefixes a HostDeviceNetwork's resource with this (pkg/state/state_hostdevice_network.go).
 DEVICE_PREFIX = "nvidia.com/"
-_WRITTEN = ("creationTimestamp", "generation", "resourceVersion", "uid", "managedFields", "selfLink", "ownerReferences")
-OBJECT_LEFT_OUT = {
-    ("metadata", "labels"): "labels belong to the cluster; no variable sets them",
-    ("metadata", "annotations"): "annotations belong to the cluster; no variable sets them",
-    **dict.fromkeys([("metadata", name) for name in _WRITTEN], "the API server writes it"),
-    ("metadata", "finalizers"): "controllers write it",
-    ("metadata", "namespace"): "each object of the collection has its own place",
-    ("status",): "the operator writes it",
-}
 _OF_FUNCTIONS = {
     "metaPlugins": "an attachment is one plugin: pods get RDMA devices with the resource (rdma), the MTU is the "
     "interface's (tuning)",
     **dict.fromkeys(("spoofChk", "trust", "minTxRate", "maxTxRate", "vlanQoS", "vlanProto"), "set it on the function"),
     **dict.fromkeys(("capabilities", "logFile", "logLevel", "vlan"), "an attachment has no such option"),
 }
-_WHEREABOUTS_OWN = ("datastore", "kubernetes", "log_file", "log_level", "etcd_host", "enable_overlapping_ranges")
+_OF_POOL = {
+    "defaultGateway": "the default route of a pod stays on eth0",
+    "nodeSelector": "every node gets a block; groups of the inventory choose the nodes",
+    "routes": "role networks sets no routes through a second network",
+    "perNodeExclusions": "an attachment excludes addresses (exclude), not positions in a block",
+}
+_OF_WHEREABOUTS = dict.fromkeys(
+    ("datastore", "kubernetes", "log_file", "log_level", "etcd_host", "enable_overlapping_ranges"),
+    "role networks writes whereabouts' own file on the nodes",
+)
 
 
 def as_mapping(page: Page, path: tuple, what: str):
@@ -114,15 +111,8 @@ def explain_pool(page: Page, made: dict, user: str | None, nodes: int) -> None:
                 became = f"{where}: {option}: {short(made.get(option))}"
                 page.say(("spec", field), TAKEN, became)
         _say_blocks(page, made, where, nodes)
-    page.finish(
-        {
-            ("spec", "defaultGateway"): "the default route of a pod stays on eth0",
-            ("spec", "nodeSelector"): "every node gets a block; groups of the inventory choose the nodes",
-            ("spec", "routes"): "role networks sets no routes through a second network",
-            ("spec", "perNodeExclusions"): "an attachment excludes addresses (exclude), not positions in a block",
-            **OBJECT_LEFT_OUT,
-        }
-    )
+    page.leave(("spec",), _OF_POOL)
+    page.finish()
 
 
 def _say_blocks(page: Page, made: dict, where: str, nodes: int) -> None:
@@ -161,9 +151,7 @@ def attachment(page: Page, netdevs: dict) -> dict:
     for field, option in (("vlan", "vlan"), ("linkState", "link_state")):
         if page.get("spec", field):
             _option(page, item, field, option, ("spec",))
-    for field, why in _OF_FUNCTIONS.items():
-        if page.has("spec", field):
-            page.say(("spec", field), LEFT_OUT, why=why)
+    page.leave(("spec",), _OF_FUNCTIONS)
     _ipam(page, item)
     return item
 
@@ -238,8 +226,7 @@ def _ipam(page: Page, item: dict) -> None:
         return
     item["ipam"] = kind
     readers[kind](page, item)
-    if "routes" in given:
-        page.say((*path, "routes"), LEFT_OUT, why="role networks sets no routes through a second network")
+    page.leave(path, {"routes": _OF_POOL["routes"]})
 
 
 def _option(page: Page, item: dict, field: str, option: str, path: tuple = ("spec", "ipam")) -> None:
@@ -275,9 +262,7 @@ def _whereabouts(page: Page, item: dict) -> None:
         _option(page, item, field, "subnet" if field == "range" else field, where if page.has(*where, field) else path)
     if isinstance(item.get("exclude"), list):
         item["exclude"] = [short_network(one) if network(one) else one for one in item["exclude"]]
-    for field in _WHEREABOUTS_OWN:
-        if page.has(*path, field):
-            page.say((*path, field), LEFT_OUT, why="role networks writes whereabouts' own file on the nodes")
+    page.leave(path, _OF_WHEREABOUTS)
     _refuse_odd_subnet(page, item, (*where, "range"))
 
 

@@ -17,7 +17,14 @@ _BELONGS = {
     **dict.fromkeys(("perNodeBlockSize", "exclusions"), "the spec of an IPPool"),
 }
 
-
+_WRITTEN = ("creationTimestamp", "generation", "resourceVersion", "uid", "managedFields", "selfLink", "ownerReferences")
+_METADATA = {
+    "labels": "labels belong to the cluster; no variable sets them",
+    "annotations": "annotations belong to the cluster; no variable sets them",
+    **dict.fromkeys(_WRITTEN, "the API server writes it"),
+    "finalizers": "controllers write it",
+    "namespace": "each object of the collection has its own place",
+}
 # In fields that decide which resources pods can request.
 _POOLS = ("List[", "resourceName", "numVfs", "nicSelector")
 
@@ -69,11 +76,16 @@ class Page:
         """Fields whose values another line shows."""
         self._said.update(paths)
 
-    def finish(self, known: dict) -> None:
-        """Reports every field without a line. known: {path: why it is left out} of fields that exist."""
-        for path, why in known.items():
-            if path not in self._said and self.has(*path):
-                self.say(path, LEFT_OUT, why=why)
+    def leave(self, path: tuple, known: dict) -> None:
+        """Fields below a path that are not taken. known: {field: why}"""
+        for field, why in known.items():
+            if self.has(*path, field):
+                self.say((*path, field), LEFT_OUT, why=why)
+
+    def finish(self) -> None:
+        """Reports every field without a line."""
+        for path, known in ((("metadata",), _METADATA), ((), {"status": "the operator writes it"})):
+            self.leave(path, {field: why for field, why in known.items() if (*path, field) not in self._said})
         for path in _leaves(self.content):
             if not any(path[: len(said)] == said for said in self._said):
                 place = next((f"{one} belongs to {_BELONGS[one]}" for one in path if one in _BELONGS), "")

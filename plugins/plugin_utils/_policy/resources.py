@@ -1,10 +1,26 @@
-"""config.json of the shared device plugin, as device_plugin_resources, and what its selectors match on nodes. Pure."""
+"""The config of the shared device plugin as device_plugin_resources, and what its selectors match on nodes; that of the
+SR-IOV device plugin and SriovNetworkNodePolicies as networks_sriov and networks_sriov_resources. Pure.
+"""
 
 from ...module_utils._core import text
 from ...module_utils._device_plugin import config
-from .networks import as_mapping
+from .networks import DEVICE_PREFIX, as_mapping
 from .page import LEFT_OUT, TAKEN, UNKNOWN, WRONG, Page, short
 
+API = "sriovnetwork.openshift.io/v1"
+KINDS = ("SriovNetwork", "SriovIBNetwork")
+NODE_POLICY = "SriovNetworkNodePolicy"
+_ADDRESSES = ("pciAddresses", "rootDevices", "pfNames")
+_NOT_TAKEN = {
+    "deviceType": "functions stay with the network driver",
+    "isRdma": "resources of the role are always RDMA",
+    "mtu": "set it on the interface (rail_links_settings)",
+    "linkType": "firmware settings stay with the operator",
+    "eSwitchMode": "the role does not change the mode of the card",
+    "priority": "each function is listed once",
+    "nodeSelector": "networks_sriov is set for each host or group of the inventory",
+    **dict.fromkeys(("bridge", "excludeTopology", "externallyManaged", "needVhostNet", "vdpaType"), "no such option"),
+}
 _ENTRY_KEYS = {key.lower(): key for key in ("resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors")}
 _SELECTORS = ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
 
@@ -118,3 +134,119 @@ def netdevs(facts: dict) -> dict:
         for hca in facts.get("hcas") or []
         for netdev in hca.get("netdevs") or []
     }
+
+
+def sriov_resources(page: Page, path: tuple, nodes: list[dict], variables: dict) -> None:
+    """config.json of the SR-IOV network device plugin: each resource, by the rails of its addresses."""
+    found = as_mapping(page, path, "a resource")
+    if found is None:
+        return
+    listed = found.get("resourceList")
+    if not isinstance(listed, list) or not listed:
+        page.refuse(path, "a resourceList with entries", short(found), "list the resources in resourceList")
+        return
+    for number, entry in enumerate(listed):
+        where = (*path, "resourceList", number)
+        if not isinstance(entry, dict) or not isinstance(entry.get("resourceName"), str):
+            page.refuse(where, "an entry with resourceName", short(entry), "name the resource")
+            continue
+        given = entry.get("selectors") or {}
+        each = given if isinstance(given, list) else [given]
+        values = [one.get(name) or [] for one in each if isinstance(one, dict) for name in _ADDRESSES]
+        if not all(isinstance(one, dict) for one in each) or not all(isinstance(value, list) for value in values):
+            page.refuse((*where, "selectors"), "a mapping of lists, or several", short(given), "correct its type")
+            continue
+        addresses = {name: [one for part in each for one in part.get(name) or []] for name in _ADDRESSES}
+        prefix = str(entry.get("resourcePrefix") or DEVICE_PREFIX.rstrip("/"))
+        _resource(page, where, (prefix, entry["resourceName"]), addresses, nodes, variables)
+
+
+def _resource(page: Page, where: tuple, name: tuple, addresses: dict, nodes: list[dict], variables: dict) -> None:
+    """Whole functions if an address is that of a rail itself, else the VFs below it."""
+    chosen = {str(one).partition("#")[0].lower() for given in addresses.values() for one in given}
+    known = list(_rails(nodes))
+    rails = sorted({rail["index"] for rail, function in known if chosen & _names(rail, function)})
+    whole = {str(one).lower() for one in addresses["pciAddresses"]} & {str(rail.get("pci")) for rail, _pci in known}
+    if known and not chosen:
+        whole = not any(function.get("virtfns") for _rail, function in known)
+    item = {"name": name[1], "prefix": name[0], "functions": "pfs" if whole else "vfs"}
+    if rails:
+        item["rails"] = rails
+    listed = variables.setdefault("networks_sriov_resources", [])
+    same = next((other for other in listed if {**other, "rails": rails} == {**item, "rails": rails}), None)
+    for other in listed:
+        shared = sorted(set(rails) & set(other.get("rails") or []))
+        if shared and other is not same:
+            seen = f"{other['prefix']}/{other['name']} and {'/'.join(name)} of rails {shared}"
+            page.refuse(where, "one resource for the functions of a rail", seen, "keep one of them, without #ranges")
+    if same is None:
+        listed.append(item)
+    elif rails:
+        same["rails"] = sorted({*rails, *(same.get("rails") or [])})
+    became = f"networks_sriov_resources: {'/'.join(name)}, {item['functions']} of rails {rails or 'all'}"
+    if chosen and not rails:
+        why = "no rail of the nodes that were read has these addresses: set rails, or run it with -e policy_hosts=GROUP"
+        page.say(where, WRONG, became, why)
+    else:
+        page.say(where, TAKEN, became, "" if chosen else "its selectors list models, so it covers every rail")
+
+
+def _rails(nodes: list[dict]):
+    """(rail, PCI function of its HCA) of all nodes."""
+    for node in nodes:
+        known = {hca["pci"].get("address"): hca["pci"] for hca in node["facts"].get("hcas") or [] if hca.get("pci")}
+        yield from ((rail, known.get(rail.get("pci"), {})) for rail in node["facts"].get("rails") or [])
+
+
+def _names(rail: dict, function: dict) -> set[str]:
+    """What selects a rail's function or the VFs below it."""
+    return {str(one).lower() for one in (rail.get("pci"), rail.get("netdev"), *(function.get("virtfns") or [])) if one}
+
+
+def functions(page: Page, nodes: list[dict], variables: dict) -> None:
+    """A SriovNetworkNodePolicy: the physical functions, their number of VFs, and the VFs' resource."""
+    path = ("spec", "nicSelector")
+    chosen = page.get(*path) if isinstance(page.get(*path), dict) else {}
+    functions_of = _functions(chosen, nodes)
+    count, resource = page.get("spec", "numVfs"), page.get("spec", "resourceName")
+    if not functions_of:
+        step = "set rootDevices, or let nodes be read: ansible-playbook -i INVENTORY gpufabric.rdma.import_policy "
+        seen = f"{short(chosen)}, which no rail of the nodes that were read fits" if nodes else short(chosen)
+        page.refuse(path, "physical functions", seen, f"{step}-e policy_hosts=gpu_nodes")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1 or not isinstance(resource, str):
+        seen = f"numVfs {short(count)}, resourceName {short(resource)}"
+        page.refuse(("spec",), "numVfs and resourceName", seen, "set both")
+        return
+    listed = variables.setdefault("networks_sriov", [])
+    numbers = {item["pci"]: item["vfs"] for item in listed}
+    for pci in functions_of:
+        if numbers.get(pci, count) != count:
+            seen, step = f"{numbers[pci]} and {count} of {pci}", "import the policies of each kind of node separately"
+            page.refuse(("spec", "numVfs"), "one number of VFs for a function", seen, step)
+    listed += [{"pci": pci, "vfs": count} for pci in functions_of if pci not in numbers]
+    page.say(("spec", "numVfs"), TAKEN, f"networks_sriov: {count} VFs of {text.listing(functions_of) or 'none'}")
+    prefix = DEVICE_PREFIX.rstrip("/")
+    name = resource[len(DEVICE_PREFIX) :] if resource.startswith(DEVICE_PREFIX) else resource
+    addresses = {"pciAddresses": [], "rootDevices": functions_of}
+    _resource(page, ("spec", "resourceName"), (prefix, name), addresses, nodes, variables)
+    if functions_of:
+        page.say(path, TAKEN, f"networks_sriov: {text.listing(functions_of)}")
+    page.leave(("spec",), _NOT_TAKEN)
+
+
+def _functions(chosen: dict, nodes: list[dict]) -> list[str]:
+    """PCI addresses of the rails that fit all selectors, and rootDevices that are no rail of the nodes."""
+    lists = [chosen.get(key) or [] for key in _ADDRESSES[1:]]
+    if not all(isinstance(given, list) for given in lists):
+        return []
+    roots, names = ([str(one).partition("#")[0] for one in given] for given in lists)
+    wanted = (roots, names, *([str(chosen[key])] if chosen.get(key) else [] for key in ("vendor", "deviceID")))
+    rails = [
+        (rail.get("pci"), rail.get("netdev"), function.get("vendor"), function.get("device"))
+        for rail, function in _rails(nodes)
+    ]
+    fits = [
+        rail[0] for rail in rails if any(wanted) and all(not given or own in given for own, given in zip(rail, wanted))
+    ]
+    others = [root for root in roots if not names and root not in {rail[0] for rail in rails}]
+    return list(dict.fromkeys(address for address in (*fits, *others) if address))

@@ -125,9 +125,6 @@ def _finding(key: str, wanted: str, seen: str) -> Finding:
     return Finding(_VARIABLE, wanted, seen, _CORRECT, f"fabric_plan:{key}")
 
 
-# --- what jobs get ----------------------------------------------------------------------------------------------------
-
-
 def environment(plan: FabricPlan | None, layers: Collection[str]) -> dict[str, str]:
     """Variables of a job's libraries. layers: link layers of its rails.
 
@@ -223,8 +220,6 @@ def objects(variables: dict, facts: list[dict]) -> list[dict]:
         for namespace in (variables["networks_namespaces"] if data else ())
     ]
 
-
-# --- text for people --------------------------------------------------------------------------------------------------
 
 CLASS_0 = "Traffic class 0 was measured, because fabric_plan is not set: jobs in another class are not verified by it"
 

@@ -7,15 +7,16 @@ sees its RDMA; a software one (soft-RoCE) sends UDP through it.
 import functools
 
 from ...module_utils._core import text as core_text
-from ...module_utils._core.change import Finding, as_dict
+from ...module_utils._core.change import Finding
 from .._core.addresses import address as as_address
-from .._core.addresses import netaddr
+from .._core.addresses import for_peers, netaddr
+from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 from . import pod_network
 
 API, KUBELET, ETCD, ROCE = 6443, 10250, (2379, 2380), 4791
 VRRP = "vrrp"
 OPTION = "node_firewall"
-OPEN, BLOCKED, UNKNOWN = "open", "blocked", "unknown"
+PODS = "firewall:pods"
 # What opens ports with each tool, and its collection.
 COLLECTIONS = {"ufw": "community.general", "firewalld": "ansible.posix"}
 # Two tests (rping, ib_write_bw) run on each rail of a server, each on its own port.
@@ -54,7 +55,7 @@ def _known(node: dict) -> dict:
     """The node with its addresses: on its own network, on the pod network's interface, and on each rail."""
     variables, firewall = node["variables"], node["firewall"]
     own = variables["k3s_node_ip"] or _own(firewall) or _literal(node["address"])
-    pods = _usable(firewall["addresses"].get(variables["flannel_interface"]) or [])
+    pods = for_peers(firewall["addresses"].get(variables["flannel_interface"]) or [])
     carrying = next((text.partition("/")[0] for text in pods if ":" not in text), None)
     rails = _rails(node)
     by_index = {rail["index"]: rail["reached"] for rail in reversed(rails)}
@@ -73,24 +74,13 @@ def _known(node: dict) -> dict:
 
 def _own(firewall: dict) -> str | None:
     """The address that the node reports, if an interface has it, because it goes into its peers' rules."""
-    there = {text.partition("/")[0] for texts in firewall["addresses"].values() for text in _usable(texts)}
+    there = {text.partition("/")[0] for texts in firewall["addresses"].values() for text in for_peers(texts)}
     return firewall["address"] if firewall["address"] in there else None
 
 
 def _literal(text: str) -> str | None:
     address = as_address(text)
     return None if address is None else str(address)
-
-
-def _usable(texts) -> list[str]:
-    if not isinstance(texts, list):
-        return []
-    ips = {text: as_address(text.partition("/")[0]) for text in texts}
-    return [
-        text
-        for text, ip in ips.items()
-        if ip is not None and not (ip.is_link_local() or ip.is_loopback() or ip.is_multicast() or not int(ip))
-    ]
 
 
 def _rails(node: dict) -> list[dict]:
@@ -104,7 +94,7 @@ def _rails(node: dict) -> list[dict]:
             continue
         netdev = next((one for one in hca["netdevs"] if one["name"] == rail["netdev"]), None)
         gids = [gid for port in hca["ports"] if isinstance(port["gids"], list) for gid in port["gids"]]
-        addresses = _usable(netdev["addresses"]) if netdev else []
+        addresses = for_peers(netdev["addresses"]) if netdev else []
         reached: dict = {}
         for text in addresses:
             reached.setdefault(_network(text), text.partition("/")[0])
@@ -253,7 +243,7 @@ def _question(made: dict, node: dict, need: dict, askers: dict[str, dict]) -> No
 
 def _link(node: dict) -> str | None:
     name = pod_network.LINKS.get(node["variables"]["flannel_backend"])
-    texts = _usable(node["firewall"]["addresses"].get(name) or [])
+    texts = for_peers(node["firewall"]["addresses"].get(name) or [])
     return texts[0].partition("/")[0] if texts else None
 
 
@@ -329,28 +319,23 @@ def _zone(firewall: dict, source: str) -> str:
 
 
 def _result(node: dict, need: dict, told: list[dict], add: list[dict]) -> dict:
-    """One need as a check: open, blocked, or unknown if nothing could probe it."""
+    """One need as a check; not verified if nothing could probe it."""
     asked = {one["peer"]["host"]: one for one in told}
     listening = node.get("listening", {})
     deaf = [why for name, why in listening.get("deaf", {}).items() if name.endswith(f"/{need['protocol']}")]
     deaf += [listening["msg"]] if "deaf" not in listening and "msg" in listening else []
     failed = [one for one in told if one["state"] != "answered"]
-    obj, peers = f"firewall: {need['id']}", core_text.listing((_name(one["peer"]) for one in asked.values()), 6)
-    wanted = f"{need['what']}: open for {peers or 'its peers'}"
+    peers = core_text.listing((_name(one["peer"]) for one in asked.values()), 6) or "its peers"
+    named = (f"firewall:{need['id']}", f"firewall: {need['id']}")
+    wanted = f"{need['what']}: open for {peers}"
     if told and not failed:
-        return _as_result(OPEN, Finding(obj, wanted, "open", "", need["id"]))
+        return check(*named, PASSED, wanted, "open")
     if deaf or not told:
         seen = f"nothing could listen on {node['host']}: {deaf[0]}" if deaf else "nothing could probe it"
-        return _as_result(
-            UNKNOWN, Finding(obj, wanted, seen, "run playbooks/verify.yml once the cluster is up", need["id"])
-        )
+        return check(*named, NOT_VERIFIED, wanted, seen, "run playbooks/verify.yml once the cluster is up")
     ways = [f"{_name(one['peer'])} to {node['host']} ({one['address']}): {one['why']}" for one in failed]
     seen = core_text.listing(dict.fromkeys(ways), 4)
-    return _as_result(BLOCKED, Finding(obj, wanted, seen, _step(node, need, failed, add), need["id"]))
-
-
-def _as_result(state: str, finding: Finding) -> dict:
-    return {**as_dict(finding), "state": state}
+    return check(*named, FAILED, wanted, seen, _step(node, need, failed, add))
 
 
 def _of_pods(node: dict) -> list[dict]:
@@ -362,7 +347,7 @@ def _of_pods(node: dict) -> list[dict]:
     networks = ", ".join(rule["source"] for rule in lacking)
     seen = f"{node['firewall']['tool']} runs, without a rule for {networks}"
     step = f"set {OPTION}: open, or on {node['host']}: {'; '.join(map(command, lacking))}"
-    return [_as_result(UNKNOWN, Finding("firewall: pods", "pods let to the node, and through it", seen, step, "pods"))]
+    return [check(PODS, "firewall: pods", NOT_VERIFIED, "pods let to the node, and through it", seen, step)]
 
 
 def _step(node: dict, need: dict, failed: list[dict], add: list[dict]) -> str:
@@ -405,9 +390,9 @@ def findings(node: dict, planned: dict, lacking: dict) -> list[Finding]:
     """Why a run cannot start or continue on a node. lacking: {tool: collection missing on the controller}."""
     firewall, opens = node["firewall"], node["variables"][OPTION] == "open"
     found = [
-        Finding(one["object"], one["wanted"], one["seen"], one["next_step"], f"firewall:{one['id']}")
-        for one in planned["results"]
-        if one["state"] == BLOCKED and not (opens and planned["add"])
+        Finding(*map(port.get, Finding._fields))
+        for port in planned["results"]
+        if port["status"] == FAILED and not (opens and planned["add"])
     ]
     for tool in sorted({rule["tool"] for rule in (*planned["add"], *planned["remove"])}):
         if tool in lacking:

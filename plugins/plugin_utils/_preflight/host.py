@@ -279,26 +279,24 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
     for name in sorted(set(names) - known - set(accepted)):
         if name.startswith("ansible_"):  # Ansible's own: dozens for each host, none similar to ours
             continue
+        ours = name.startswith(prefixes)
         if name in REMOVED:
-            wanted, step = "a variable that this version has", REMOVED[name]
-            findings.append(Finding(f"variable {name}", wanted, "one that was removed", step))
-            continue
-        if name in GROUPS:
-            step = f"make {name} a group of the inventory, and the nodes its hosts"
-            findings.append(Finding(f"variable {name}", "a group of the inventory", "a variable", step))
-            continue
-        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6 if name.startswith(prefixes) else _NEAR)
-        if not near and not name.startswith(prefixes):
-            continue
-        hint = f"did you mean {near[0]}?" if near else "no variable has a similar name"
-        findings.append(
-            Finding(
-                f"variable {name}",
-                "a variable that a role of gpufabric.rdma knows",
-                "no role knows it, so it would have no effect",
-                f"{hint} If it belongs to something else, list it in discovery_known_variables",
+            facts = ("a variable that this version has", "one that was removed", REMOVED[name])
+        elif name in GROUPS:
+            facts = (
+                "a group of the inventory",
+                "a variable",
+                f"make {name} a group of the inventory, and the nodes its hosts",
             )
-        )
+        else:
+            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6 if ours else _NEAR)
+            if not near and not ours:
+                continue
+            hint = f"did you mean {near[0]}?" if near else "no variable has a similar name"
+            step = f"{hint} If it belongs to something else, list it in discovery_known_variables"
+            wanted = "a variable that a role of gpufabric.rdma knows"
+            facts = (wanted, "no role knows it, so it would have no effect", step)
+        findings.append(Finding(f"variable {name}", *facts))
     return findings
 
 
@@ -432,12 +430,8 @@ def _card(card: dict) -> str:
     return f"card {card['address']} ({card.get('model') or card.get('device') or 'unknown model'})"
 
 
-def _ports(facts: dict) -> list[str]:
-    return [f"{hca['name']}/{port['number']}" for hca in facts["hcas"] for port in hca["ports"]]
-
-
 def _expected_ports(facts: dict, variables: dict) -> list[Finding]:
-    there = _ports(facts)
+    there = [f"{hca['name']}/{port['number']}" for hca in facts["hcas"] for port in hca["ports"]]
     if not there and facts["cards_without_rdma"]:
         return []
     return [
@@ -542,37 +536,25 @@ def tools(facts: dict, variables: dict) -> dict[str, list[str]]:
     return {manager: lacking} if lacking else {}
 
 
+# Planners of the modules of these roles, in the order they run, and the variables that each reads, without its role.
+_PLANNERS = {
+    "rdma_netns": (netns.plan, "mode", "override_allowed"),
+    "kernel_modules": (kernel_modules.plan, "required", "ipoib", "gpudirect", "gpu_initiated"),
+    "limits": (memlock.plan, "services", "memlock"),
+    "rail_links": (rail_links.plan, "settings", "source_routes"),
+    "fabric": (None,),
+    "pcie": (pcie.plan, "acs", "read_request"),
+}
+
+
 def plans(facts: dict, variables: dict) -> dict:
-    """The Plan of each role in the order they run, made by the planner of its own module."""
-    root = variables["discovery_root"]
-    return {
-        "rdma_netns": netns.plan(
-            facts,
-            {"mode": variables["rdma_netns_mode"], "override_allowed": variables["rdma_netns_override_allowed"]},
-            root,
-        ),
-        "kernel_modules": kernel_modules.plan(
-            facts,
-            {
-                "required": variables["kernel_modules_required"],
-                "ipoib": variables["kernel_modules_ipoib"],
-                "gpudirect": variables["kernel_modules_gpudirect"],
-                "gpu_initiated": variables["kernel_modules_gpu_initiated"],
-                "driver_changes": _changes_driver(variables),
-            },
-            root,
-        ),
-        "limits": memlock.plan(
-            facts, {"services": variables["limits_services"], "memlock": variables["limits_memlock"]}, root
-        ),
-        "rail_links": rail_links.plan(
-            facts,
-            {"settings": variables["rail_links_settings"], "source_routes": variables["rail_links_source_routes"]},
-            root,
-        ),
-        "fabric": fabric_plan.on_node(facts, variables)[0],
-        "pcie": pcie.plan(facts, {"acs": variables["pcie_acs"], "read_request": variables["pcie_read_request"]}, root),
-    }
+    """The Plan of each role."""
+    made = {"fabric": fabric_plan.on_node(facts, variables)[0]}
+    for role, (planner, *names) in _PLANNERS.items():
+        wanted = {name: variables[f"{role}_{name}"] for name in names} | {"driver_changes": _changes_driver(variables)}
+        if planner:
+            made[role] = planner(facts, wanted, variables["discovery_root"])
+    return {role: made[role] for role in _PLANNERS}
 
 
 def plan(facts: dict, variables: dict) -> dict:
@@ -581,37 +563,26 @@ def plan(facts: dict, variables: dict) -> dict:
     settled: whether the roles of the host layer would only repeat the notes.
     """
     made_by = plans(facts, variables)
-    pending = [
-        bool(made.changes or made.findings or made.reboot_reasons or made.stale_images) for made in made_by.values()
-    ]
-    outcome: dict = {
-        "settled": not (_changes_driver(variables) or facts["unfinished"] or any(pending)),
-        "changes": [],
-        "findings": [],
-        "reboot_reasons": [],
-        # Reasons that no role of the run causes; the planner of rdma_netns reports its own.
-        "notes": hca_facts.reboot_reasons({"driver": facts["driver"]}),
-        "not_applied": [],
-        "not_verified": [],
-    }
-    stale: list[str] = []
-    for role, made in made_by.items():
-        why = PLANNED[role].format(**variables)
-        outcome["changes"] += [{**change._asdict(), "why": why, "role": role} for change in made.changes]
-        outcome["findings"] += made.findings
-        outcome["reboot_reasons"] += [
-            reason for reason in made.reboot_reasons if reason not in outcome["reboot_reasons"]
-        ]
-        outcome["not_applied"] += made.not_applied
-        outcome["not_verified"] += made.not_verified
-        notes = made.not_applied + made.not_verified + made.notes
-        outcome["notes"] += [note for note in notes if note not in outcome["notes"]]
-        stale += [image for image in made.stale_images if image not in stale]
+    made = list(made_by.values())
+    pending = any(each.changes or each.findings or each.reboot_reasons or each.stale_images for each in made)
+    whys = {role: PLANNED[role].format(**variables) for role in made_by}
+    rows = [(role, whys[role], change) for role, each in made_by.items() for change in each.changes]
     if variables["kernel_modules_initramfs"] != "never":
         why = "the initramfs contains an older copy of our modprobe.d file"
-        rebuilt = [Change(image, "rebuild", "older", "rebuilt") for image in stale]
-        outcome["changes"] += [{**change._asdict(), "why": why, "role": "kernel_modules"} for change in rebuilt]
-    return outcome
+        stale = dict.fromkeys(image for each in made for image in each.stale_images)
+        rows += [("kernel_modules", why, Change(image, "rebuild", "older", "rebuilt")) for image in stale]
+    # Reasons that no role of the run causes; the planner of rdma_netns reports its own.
+    notes = hca_facts.reboot_reasons({"driver": facts["driver"]})
+    notes += [note for each in made for note in (*each.not_applied, *each.not_verified, *each.notes)]
+    return {
+        "settled": not (_changes_driver(variables) or facts["unfinished"] or pending),
+        "changes": [{**change._asdict(), "why": why, "role": role} for role, why, change in rows],
+        "findings": [finding for each in made for finding in each.findings],
+        "reboot_reasons": list(dict.fromkeys(reason for each in made for reason in each.reboot_reasons)),
+        "notes": list(dict.fromkeys(notes)),
+        "not_applied": [text for each in made for text in each.not_applied],
+        "not_verified": [text for each in made for text in each.not_verified],
+    }
 
 
 # --- text for people --------------------------------------------------------------------------------------------------

@@ -195,12 +195,13 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
     typed, seen = node["variables"], node["state"]
     role = "server" if node["host"] in node["servers"] else "agent"
     service = seen["services"][k3s.SERVICES[role]]
+    node_ip = typed["node_ip"] or _default_address(seen)
     decided = {
         "host": node["host"],
         "role": role,
         "first": node["host"] == (node["servers"] or [None])[0],
         "servers": len(node["servers"]),
-        "node_ip": typed["node_ip"] or _default_address(seen),
+        "node_ip": node_ip,
         "node_name": typed["node_name"],
         "name": node["name"],
         "server_url": _url(node, nodes),
@@ -209,7 +210,6 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
         "kubelet_args": k3s.kubelet_args(typed),
         "selinux": seen["selinux"] == "enforcing" if typed["selinux"] is None else typed["selinux"],
         "bundled_bin": _ODD_IPTABLES[0] <= (seen["iptables"] or []) <= _ODD_IPTABLES[1],
-        "service": k3s.SERVICES[role],
         # A starting k3s already holds its ports.
         "running": service["active"] or service["starting"],
         # Files newer than its start: a run was cut off between copying and restarting.
@@ -217,14 +217,11 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
         "token_present": seen["token"]["present"],
         "version": seen["version"],
         "variables": typed,
-        "state": seen,
+        "shared": _share(node, node_ip, nodes) if role == "server" and typed.get("api_address") else None,
     }
-    decided["shared"] = _share(decided, nodes)
-    del decided["state"]
-    decided["options"] = k3s.files(decided)
     meta = {"name": decided["name"], "labels": decided["labels"]}
-    decided["object"] = {"apiVersion": "v1", "kind": "Node", "metadata": meta}
-    return decided
+    object_of_cluster = {"apiVersion": "v1", "kind": "Node", "metadata": meta}
+    return {**decided, "options": k3s.files(decided), "object": object_of_cluster}
 
 
 def _default_address(seen: dict) -> str | None:
@@ -332,29 +329,26 @@ def _node_ips(decisions: dict, elsewhere: dict, report) -> None:
 # --- the address that servers share -----------------------------------------------------------------------------------
 
 
-def _share(decided: dict, nodes: list[dict]) -> dict | None:
-    """What a server needs to share the address, with the servers whose own address is unknown; None for others."""
-    typed = decided["variables"]
-    if not typed.get("api_address") or decided["role"] != "server":
-        return None
-    own = _own_network(decided["state"], decided["node_ip"])
+def _share(server: dict, node_ip: str | None, nodes: list[dict]) -> dict:
+    """What a server needs to share the address, with the servers whose own address is unknown."""
+    typed = server["variables"]
+    own = _own_network(server["state"], node_ip)
     here = {node["host"]: node for node in nodes if node["state"]}
-    servers = here[decided["host"]]["servers"]
-    peers = {host: _peer(here, decided["host"], host, own) for host in servers if host != decided["host"]}
+    peers = {host: _peer(here, server, host, own) for host in server["servers"] if host != server["host"]}
     return {
         "address": typed["api_address"],
         "interface": typed.get("api_interface") or (own[0] if own else None),
-        "node_ip": decided["node_ip"],
+        "node_ip": node_ip,
         "peers": sorted(peer for peer in peers.values() if peer),
         "unknown": [host for host, peer in peers.items() if not peer],
     }
 
 
-def _peer(here: dict, host: str, other: str, own) -> str | None:
+def _peer(here: dict, server: dict, other: str, own) -> str | None:
     """The own address of another server: as read from it, else from the inventory."""
     if other in here:
         return here[other]["variables"]["node_ip"] or _default_address(here[other]["state"])
-    given, reached = here[host]["server_addresses"][other]
+    given, reached = server["server_addresses"][other]
     return given or (reached if own and inside(reached, own[1]) else None)
 
 
@@ -663,34 +657,33 @@ def _skew(decisions: dict, elsewhere: dict, report) -> None:
 
 def upgrade(decisions: dict) -> list[dict]:
     """Problems of an upgrade: no k3s, a downgrade, a skipped minor, an agent newer than its servers."""
-    found = []
     servers = [decided for decided in decisions.values() if decided["role"] == "server"]
-    for decided in decisions.values():
-        old, new, rows = decided["version"], decided.get("bundle_version"), []
-        if not old:
-            step = f"leave it out (--limit '!{decided['host']}'), and install k3s later with playbooks/cluster.yml"
-            rows = [Finding("k3s", "a version to upgrade", "none installed", step, "k3s:absent")]
-            found += at(decided["host"], rows)
-            continue
-        if not new or same_version(old, new):
-            continue
-        before, after = _parsed(old), _parsed(new)
-        if before is None or after is None:
-            seen = f"{(new if before else old)!r} is not a version of k3s such as v1.35.8+k3s1"
-            found += at(decided["host"], [Finding("k3s", "versions that can be compared", seen, "see the bundle")])
-            continue
-        if after < before:
-            step = "use a bundle with the installed version or a newer one; a datastore cannot be downgraded"
-            rows.append(Finding("k3s", f"{old} or newer", f"{new} in the bundle", step))
-        elif after[:2] > (before[0], before[1] + 1):
-            step = f"upgrade to v{before[0]}.{before[1] + 1} first, with a bundle of that version"
-            rows.append(Finding("k3s", f"one minor at a time from {old}", f"{new} in the bundle", step))
-        if decided["role"] == "agent":
-            behind = [server["host"] for server in servers if (_parsed(server["version"]) or before) < before]
-            wanted = f"not newer than its servers ({', '.join(behind)})"
-            rows += [Finding("k3s agent", wanted, old, "upgrade the servers to its version first")] if behind else []
-        found += at(decided["host"], rows)
-    return found
+    return [row for host, decided in decisions.items() for row in at(host, _upgrade(decided, servers))]
+
+
+def _upgrade(decided: dict, servers: list[dict]) -> list[Finding]:
+    old, new = decided["version"], decided.get("bundle_version")
+    if not old:
+        step = f"leave it out (--limit '!{decided['host']}'), and install k3s later with playbooks/cluster.yml"
+        return [Finding("k3s", "a version to upgrade", "none installed", step, "k3s:absent")]
+    if not new or same_version(old, new):
+        return []
+    before, after = _parsed(old), _parsed(new)
+    if before is None or after is None:
+        seen = f"{(new if before else old)!r} is not a version of k3s such as v1.35.8+k3s1"
+        return [Finding("k3s", "versions that can be compared", seen, "see the bundle")]
+    rows = []
+    if after < before:
+        step = "use a bundle with the installed version or a newer one; a datastore cannot be downgraded"
+        rows.append(Finding("k3s", f"{old} or newer", f"{new} in the bundle", step))
+    elif after[:2] > (before[0], before[1] + 1):
+        step = f"upgrade to v{before[0]}.{before[1] + 1} first, with a bundle of that version"
+        rows.append(Finding("k3s", f"one minor at a time from {old}", f"{new} in the bundle", step))
+    behind = [server["host"] for server in servers if (_parsed(server["version"]) or before) < before]
+    if behind and decided["role"] == "agent":
+        wanted = f"not newer than its servers ({', '.join(behind)})"
+        rows.append(Finding("k3s agent", wanted, old, "upgrade the servers to its version first"))
+    return rows
 
 
 # --- a reset ----------------------------------------------------------------------------------------------------------

@@ -107,12 +107,20 @@ def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tupl
 
 
 def _rail_resource(index: int, named: str, resources, nodes: list[dict]) -> str | None:
+    """None for a rail with a class of its own, or if a user's list has several items, but none with its interface."""
     if named != "auto":
         return named.replace("%d", str(index)) or None
     having = [node for node in nodes if index in {rail["index"] for rail in node["rails"]}]
     if all(index in (node.get("dra_rails") or ()) for node in having):
         return None
-    return rail_resource(index, resources, nodes)
+    items = nad_lint.dicts(resources)
+    if not items:
+        return pods.own_resource(index)
+    netdevs = {rail["netdev"] for node in having for rail in node["rails"] if rail["index"] == index}
+    for item in items:
+        if netdevs & set(plugin_config.interfaces(item)):
+            return plugin_config.full_name(item)
+    return plugin_config.full_name(items[0]) if len(items) == 1 else None
 
 
 def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[Finding]]:
@@ -423,18 +431,6 @@ def shared_resources(given, nodes: list[dict]) -> list[str]:
     if nad_lint.dicts(given):
         return [plugin_config.full_name(item) for item in nad_lint.dicts(given)]
     return sorted({pods.own_resource(rail["index"]) for node in nodes for rail in node["rails"]})
-
-
-def rail_resource(index: int, given, nodes: list[dict]):
-    """The resource for a rail; None if a user's list has several items, but none with the rail's interface."""
-    items = nad_lint.dicts(given)
-    if not items:
-        return pods.own_resource(index)
-    netdevs = {rail["netdev"] for node in nodes for rail in node["rails"] if rail["index"] == index}
-    for item in items:
-        if netdevs & set(plugin_config.interfaces(item)):
-            return plugin_config.full_name(item)
-    return plugin_config.full_name(items[0]) if len(items) == 1 else None
 
 
 def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[Finding]]:

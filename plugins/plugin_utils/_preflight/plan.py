@@ -22,7 +22,7 @@ from .._bundle import cni
 from .._bundle import folder as bundle_folder
 from .._core.rails import dra_rails, network_rails
 from . import bundle as needs
-from . import dra, fabric_plan, firewall, host, k3s, networks, rail_map, roles, variables
+from . import fabric_plan, firewall, host, k3s, networks, rail_map, roles, variables
 
 # The whole host layer: every variable of every role, the HCAs, and what its roles would change.
 HOST_LAYER = "discovery"
@@ -420,10 +420,10 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
     _names(serving, run, made)
     for node in serving:
         name = name_of(node)
-        _add(made, "device_plugin", at(node["host"], dra.findings(name, node["runtime"], run.offered)))
+        _add(made, "device_plugin", at(node["host"], roles.over_dra(name, node["runtime"], run.offered)))
         made["hosts"][node["host"]]["dra"] = {"name": name}
     if serving:
-        made["notes"] += dra.notes(run.offered, serving[0]["variables"]["device_plugin_extended_resources"])
+        made["notes"] += roles.gates(run.offered, serving[0]["variables"]["device_plugin_extended_resources"])
     for node in nodes:
         wheels, own = wheel_dir(node["variables"], bool(run.fetch)), node.get("k3s") or {}
         made["hosts"][node["host"]]["device_plugin"] = {**configs[node["host"]], "wheel_dir": wheels}
@@ -540,5 +540,5 @@ def text(planned: dict, roles_asked: Sequence[str], check_mode: bool) -> str:
 def _unasked(decided: dict) -> list[str]:
     """What no probe can find out about a node's firewall."""
     results = (decided.get("firewall") or {}).get("results") or []
-    unknown = [row for row in results if row["id"] == "pods"]
+    unknown = [row for row in results if row["id"] == firewall.PODS]
     return [f"not verified: {row['wanted']}: {row['seen']}. {row['next_step']}" for row in unknown]

@@ -11,26 +11,23 @@ LINKS = {"vxlan": "flannel.1", "wireguard": "flannel-wg"}
 _VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
 
 
-def findings(facts: dict, wanted: dict) -> list[Finding]:
-    """wanted: cidr, backend, mtu, interface, fabric_allowed, node_address, cluster_cidr, service_cidr;
-    empty if there is nothing to compare with.
-    """
-    found = []
-    network = _network("flannel_cidr", wanted["cidr"], found)
+def findings(facts: dict, variables: dict) -> list[Finding]:
+    found: list[Finding] = []
+    network = _network("flannel_cidr", variables["flannel_cidr"], found)
     if network:
-        found += _clashes(network, facts, wanted)
-    if wanted["backend"] == "host-gw" and wanted["mtu"]:
+        found += _clashes(network, facts, variables)
+    if variables["flannel_backend"] == "host-gw" and variables["flannel_mtu"]:
         found.append(
             Finding(
                 "variable flannel_mtu",
                 "0 with flannel_backend host-gw, which does not encapsulate",
-                str(wanted["mtu"]),
+                str(variables["flannel_mtu"]),
                 "set flannel_mtu to 0, or use another backend",
             )
         )
-    netdev = pod_nic(facts, wanted["interface"], wanted["node_address"])
+    netdev = pod_nic(facts, variables["flannel_interface"], variables["k3s_node_ip"])
     if netdev:
-        found += _on(netdev, facts, wanted)
+        found += _on(netdev, facts, variables)
     return found
 
 
@@ -49,18 +46,17 @@ def _network(name: str, text: str, found: list[Finding]):
     return network
 
 
-def _clashes(network, facts: dict, wanted: dict) -> list[Finding]:
+def _clashes(network, facts: dict, variables: dict) -> list[Finding]:
     """K10: one pod network everywhere, which overlaps nothing else."""
     found: list[Finding] = []
     if network.prefixlen > 24:
         step = "set a larger network: k3s allocates a /24 to each node"
         found.append(Finding("variable flannel_cidr", "room for a /24 per node", str(network), step))
-    if wanted["cluster_cidr"] and wanted["cluster_cidr"] != wanted["cidr"]:
+    given, cluster = variables["flannel_cidr"], variables["k3s_cluster_cidr"]
+    if given != cluster:
         step = "set both to the same network; the cluster-cidr of a running cluster cannot be changed"
-        found.append(
-            Finding("variable flannel_cidr", f"k3s_cluster_cidr {wanted['cluster_cidr']}", wanted["cidr"], step)
-        )
-    service = _network("k3s_service_cidr", wanted["service_cidr"], found) if wanted["service_cidr"] else None
+        found.append(Finding("variable flannel_cidr", f"k3s_cluster_cidr {cluster}", given, step))
+    service = _network("k3s_service_cidr", variables["k3s_service_cidr"], found)
     if service and (network in service or service in network):
         step = "choose networks that share no address"
         seen = f"{network} overlaps k3s_service_cidr {service}"
@@ -103,11 +99,11 @@ def fabric(facts: dict, netdev: dict) -> str | None:
     return f"it is rail {rails[0]}" if rails else "it belongs to an HCA and does not carry the default route"
 
 
-def _on(netdev: dict, facts: dict, wanted: dict) -> list[Finding]:
+def _on(netdev: dict, facts: dict, variables: dict) -> list[Finding]:
     """K8: the NIC and its MTU."""
     found = []
     why = fabric(facts, netdev)
-    if why and wanted["fabric_allowed"] is not True:
+    if why and variables["flannel_fabric_allowed"] is not True:
         found.append(
             Finding(
                 f"NIC {netdev['name']}",
@@ -117,9 +113,10 @@ def _on(netdev: dict, facts: dict, wanted: dict) -> list[Finding]:
                 "or flannel_fabric_allowed: true if it should use the fabric",
             )
         )
-    room = (netdev["mtu"] or 0) - OVERHEAD[wanted["backend"]]
-    if wanted["mtu"] and netdev["mtu"] and wanted["mtu"] > room:
-        seen = f"{wanted['mtu']}, with MTU {netdev['mtu']} on {netdev['name']}"
+    mtu, backend = variables["flannel_mtu"], variables["flannel_backend"]
+    room = (netdev["mtu"] or 0) - OVERHEAD[backend]
+    if mtu and netdev["mtu"] and mtu > room:
+        seen = f"{mtu}, with MTU {netdev['mtu']} on {netdev['name']}"
         step = "lower flannel_mtu, set it to 0, or raise the NIC's MTU first"
-        found.append(Finding("variable flannel_mtu", f"{room} or less ({wanted['backend']})", seen, step))
+        found.append(Finding("variable flannel_mtu", f"{room} or less ({backend})", seen, step))
     return found

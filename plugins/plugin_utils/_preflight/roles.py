@@ -1,7 +1,9 @@
-"""Combinations of variables, with each other or with the host, that cannot work.
+"""Combinations of variables, with each other, the host or the cluster, that cannot work.
 
 Pure. Roles with their own planner module (driver, k3s, networks) are not here.
 """
+
+import re
 
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
@@ -13,6 +15,16 @@ _NO_SERVER = "nothing, and no host in group k3s_servers"
 _CORRECT = "correct it where it is set (inventory, group_vars or -e)"
 # Plugins that every pod needs, besides any others.
 _PLUGINS = ("loopback", "bridge", "host-local", "portmap", "flannel")
+_LEAST = (1, 34)
+_BACK = "or set device_plugin_api: device-plugin"
+_UPGRADE = f"upgrade it (k3s: playbooks/upgrade_k3s.yml), {_BACK}"
+_GATES = {
+    "DRAConsumableCapacity": (
+        "each HCA is one device that several claims share",
+        "each HCA is published as one unit per share",
+    ),
+    "DRADeviceTaints": ("an HCA whose port is down stays, with a taint", "an HCA whose port is down leaves its pool"),
+}
 
 
 def findings(role: str, values: dict, facts: dict | None, groups: dict, bundle: dict | None = None) -> list[Finding]:
@@ -124,13 +136,7 @@ def _flannel(values: dict, facts: dict | None, _groups: dict) -> list[Finding]:
         return [
             Finding("facts", "the RDMA facts of the node", "not read", "run playbooks/cluster.yml, which reads them")
         ]
-    wanted = {name: values[f"flannel_{name}"] for name in ("cidr", "backend", "mtu", "interface", "fabric_allowed")}
-    cluster = {
-        "node_address": values["k3s_node_ip"] or "",
-        "cluster_cidr": values["k3s_cluster_cidr"],
-        "service_cidr": values["k3s_service_cidr"],
-    }
-    return pod_network.findings(facts, {**wanted, **cluster})
+    return pod_network.findings(facts, values)
 
 
 def _multus(values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:
@@ -163,3 +169,57 @@ _RULES = {
     "multus": _multus,
     "node_ready": _node_ready,
 }
+
+
+def over_dra(name: str, runtime: dict, cluster: dict | None) -> list[Finding]:
+    """What keeps a node from serving over DRA: the cluster, its kubelet, its container runtime.
+
+    name: of the node in the cluster. runtime: what node_facts returned. cluster: what cluster_info returned as dra;
+    None if no API server responds yet; then only the node's own state counts.
+    """
+    found = []
+    node = (cluster or {}).get("nodes", {}).get(name)
+    if cluster and (not cluster["served"] or _release(cluster["version"]) < _LEAST):
+        wanted = "Kubernetes 1.34 or newer, which serves resource.k8s.io/v1"
+        seen = cluster["version"] if _release(cluster["version"]) < _LEAST else f"{cluster['version']} without it"
+        found.append(Finding("API server", wanted, seen, _UPGRADE))
+    if node and node["kubelet"] and _release(node["kubelet"]) < _LEAST:
+        found.append(Finding(f"kubelet of {name}", "1.34 or newer, for DRA", node["kubelet"], _UPGRADE))
+    return found + _without_cdi(name, runtime, (node or {}).get("runtime") or "")
+
+
+def _without_cdi(name: str, runtime: dict, program: str) -> list[Finding]:
+    """The runtime passes a claim's devices to containers only by CDI."""
+    obj, wanted = f"container runtime of {name}", "CDI switched on, by which a claim's devices reach containers"
+    place = runtime["source"] or "/etc/containerd/config.toml"
+    step = f"remove enable_cdi = false (configuration of containerd: {place}) and restart the runtime, {_BACK}"
+    if runtime["cdi"] is False:
+        return [Finding(obj, wanted, f"enable_cdi = false in {place} or a file that it imports", step)]
+    kind, _colon, version = program.partition("://")
+    release = _release(version)
+    if not program or (kind == "containerd" and release >= (2, 0)) or (kind == "cri-o" and release >= (1, 28)):
+        return []
+    if kind == "containerd" and release >= (1, 7):
+        step = (
+            f"set enable_cdi = true for the CRI plugin in {place} and restart it, or upgrade to containerd 2, {_BACK}"
+        )
+        return [] if runtime["cdi"] else [Finding(obj, wanted, f"containerd {version}, which has it off", step)]
+    step = f"upgrade to containerd 2 or CRI-O 1.28, {_BACK}"
+    return [Finding(obj, wanted, program, step)]
+
+
+def gates(cluster: dict | None, extended_resources: bool) -> list[str]:
+    """What the API server's feature gates mean for this cluster."""
+    gates = (cluster or {}).get("gates") or {}
+    made = [f"{gate} is {'on' if gates[gate] else 'off'}: {_GATES[gate][not gates[gate]]}" for gate in _GATES if gates]
+    if gates and extended_resources and not gates["DRAExtendedResource"]:
+        made.append(
+            "DRAExtendedResource is off: the API server drops the name of the extended resource from the classes, so "
+            "pods have to make claims; requests such as rdma/hca_shared_devices_0: 1 stay Pending"
+        )
+    return made
+
+
+def _release(version: str) -> tuple[int, int]:
+    match = re.match(r"v?(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

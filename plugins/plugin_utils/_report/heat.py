@@ -1,7 +1,4 @@
-"""The bandwidth matrix as a heat map in a table: one row per pair of nodes, one column per rail, figures in the cells.
-
-Pure.
-"""
+"""The bandwidth matrix as a heat map: a table with a row per pair of nodes and a column per rail. Pure."""
 
 from typing import Any
 

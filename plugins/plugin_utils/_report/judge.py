@@ -8,31 +8,15 @@ from typing import Any
 from ...module_utils._core.text import count
 from ...module_utils.hca.text import natural
 from .._core.rails import is_active, rail_states
-from .._findings.checks import STATUSES
+from .._findings.checks import counted, tally
 
 VERDICTS = ("ok", "outlier", "not_verified")
 OK, OPEN, BAD = LEVELS = ("ok", "open", "bad")
-_DRIFT_LEVEL = {"converged": OK, "drift": OPEN, "reboot_pending": OPEN, "unsafe": BAD, "unreachable": BAD}
+DRIFT_LEVEL = {"converged": OK, "drift": OPEN, "reboot_pending": OPEN, "unsafe": BAD, "unreachable": BAD}
 
 
 def worst(levels) -> str:
     return max(levels, key=LEVELS.index, default=OK)
-
-
-def drift_level(verdict: str) -> str:
-    return _DRIFT_LEVEL[verdict]
-
-
-def tally(checks: list[dict]) -> dict[str, int]:
-    return _counted(STATUSES, [item["status"] for item in checks])
-
-
-def _counted(words: tuple, seen: list[str]) -> dict[str, int]:
-    """How often each word was seen; an unknown word is an error."""
-    counts = dict.fromkeys(words, 0)
-    for word in seen:
-        counts[word] += 1
-    return counts
 
 
 def nodes(document: dict) -> list[dict]:
@@ -73,7 +57,7 @@ def _node(node: dict, drift: Any, slow: list[dict]) -> dict:
     if counts["failed"]:
         notes.append((BAD, f"{counts['failed']} failed"))
     if drift and drift["verdict"] != "converged":
-        notes.append((drift_level(drift["verdict"]), drift["verdict"].replace("_", " ")))
+        notes.append((DRIFT_LEVEL[drift["verdict"]], drift["verdict"].replace("_", " ")))
     if slow:
         notes.append((BAD, count(len(slow), "slow path")))
     if counts["not_verified"]:
@@ -117,7 +101,7 @@ def headline(judged: list[dict]) -> tuple[str, str]:
 def bandwidth(matrix: Any) -> tuple[str, str, str]:
     """(level, figure, explanation) of a matrix document, or of its absence."""
     tests = (matrix or {}).get("tests", [])
-    counts = _counted(VERDICTS, [test["verdict"] for test in tests])
+    counts = counted(VERDICTS, [test["verdict"] for test in tests])
     if not tests:
         return OPEN, "not measured", "no measurement is part of this report"
     measured = counts["ok"] + counts["outlier"]
@@ -134,12 +118,9 @@ def drift(document: Any) -> tuple[str, str, str]:
         return OPEN, "not compared", "no drift check is part of this report"
     hosts = document["hosts"]
     same = sum(host["verdict"] == "converged" for host in hosts)
-    level = worst([drift_level(document["verdict"]), *(drift_level(host["verdict"]) for host in hosts)])
+    level = worst([DRIFT_LEVEL[document["verdict"]], *(DRIFT_LEVEL[host["verdict"]] for host in hosts)])
     differences = sum(len(host["differences"]) for host in hosts)
     return level, f"{same} of {len(hosts)}", f"nodes as described; {count(differences, 'difference')}"
-
-
-# --- failures, grouped by their fix ----------------------------------------------------------------------------------
 
 
 def failures(judged: list[dict], status: str = "failed") -> list[dict]:

@@ -1,7 +1,4 @@
-"""The GPU-NIC map of a node: one tree per NUMA node, from the PCI host bridge down to GPUs and HCAs with their rails.
-
-Pure. Nested lists; the style sheet draws them.
-"""
+"""The GPU-NIC map of a node: a tree per NUMA node, from the PCI host bridge to GPUs and HCAs with their rails. Pure."""
 
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -147,9 +144,6 @@ def _line(hca: dict, port: dict, rail: Optional[dict], names: dict) -> dict:
         "level": "ok" if is_active(port) else "bad" if rail else "off",
         "state": " ".join(part for part in (port.get("state") or "?", rate, port.get("netdev")) if part),
     }
-
-
-# --- the tree --------------------------------------------------------------------------------------------------------
 
 
 def _tree(leaves: list[dict]) -> list:

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from ...module_utils._core.text import clean, count
 from ...module_utils.hca.text import natural
 from .._core.rails import is_active, rail_states
+from .._findings.checks import tally
 from . import heat, judge, maps
 from .judge import BAD, OK, OPEN
 
@@ -95,58 +96,49 @@ def _status(level: str, text: str) -> dict:
     return {"level": level, "text": text}
 
 
-# --- summary ---------------------------------------------------------------------------------------------------------
-
-
-def _tiles(judged: list[dict], document: dict) -> list[dict]:
+def _tiles(judged: list[dict], document: dict) -> list[tuple]:
+    """(title, level, figure, explanation) of each."""
     return [
         _node_tile(judged),
         _check_tile(judged),
         _rail_tile(judged),
-        _tile("Bandwidth", *judge.bandwidth(document.get("matrix"))),
-        _tile("Drift", *judge.drift(document.get("drift"))),
+        ("Bandwidth", *judge.bandwidth(document.get("matrix"))),
+        ("Drift", *judge.drift(document.get("drift"))),
         *_cluster_tile(judged),
     ]
 
 
-def _tile(title: str, level: str, figure: str, explanation: str) -> dict:
-    return {"title": title, "level": level, "figure": figure, "explanation": explanation}
-
-
-def _node_tile(judged: list[dict]) -> dict:
+def _node_tile(judged: list[dict]) -> tuple:
     counts = {level: sum(node["level"] == level for node in judged) for level in judge.LEVELS}
     explanation = f"nodes passed; {counts[BAD]} need attention, {counts[OPEN]} open"
-    return _tile("Nodes", judge.headline(judged)[0], f"{counts[OK]} of {len(judged)}", explanation)
+    return ("Nodes", judge.headline(judged)[0], f"{counts[OK]} of {len(judged)}", explanation)
 
 
-def _check_tile(judged: list[dict]) -> dict:
-    total = judge.tally([item for node in judged for item in node["checks"]])
+def _check_tile(judged: list[dict]) -> tuple:
+    total = tally([item for node in judged for item in node["checks"]])
     needed = total["passed"] + total["failed"] + total["not_verified"]
     level = BAD if total["failed"] else OPEN if total["not_verified"] or not total["passed"] else OK
     explanation = f"checks passed; {total['failed']} failed, {total['not_verified']} not verified"
     if total["unused"]:
         explanation += f" ({total['unused']} unused left out)"
-    return _tile("Checks", level, f"{total['passed']} of {needed}", explanation)
+    return ("Checks", level, f"{total['passed']} of {needed}", explanation)
 
 
-def _rail_tile(judged: list[dict]) -> dict:
+def _rail_tile(judged: list[dict]) -> tuple:
     rails = sum(len(node["rails"]) for node in judged)
     active = sum(node["active"] for node in judged)
     unread = sum(node["facts"] is None for node in judged)
     level = BAD if active < rails else OPEN if unread or not rails else OK
     rest = f"; {count(unread, 'node')} not read" if unread else ""
-    return _tile("Rails", level, f"{active} of {rails}", f"rail ports ACTIVE{rest}")
+    return ("Rails", level, f"{active} of {rails}", f"rail ports ACTIVE{rest}")
 
 
-def _cluster_tile(judged: list[dict]) -> list[dict]:
+def _cluster_tile(judged: list[dict]) -> list[tuple]:
     """Says why the page has nothing about pods."""
     checks = [item for node in judged for item in node["checks"]]
     if not checks or any(item["id"].startswith("cluster:") for item in checks):
         return []
-    return [_tile("Cluster", OK, "no cluster layer", "these nodes were verified without k3s and pods")]
-
-
-# --- what to fix -----------------------------------------------------------------------------------------------------
+    return [("Cluster", OK, "no cluster layer", "these nodes were verified without k3s and pods")]
 
 
 def _fixes(judged: list[dict]) -> dict:
@@ -157,9 +149,6 @@ def _fixes(judged: list[dict]) -> dict:
         "not_verified": sum(node["tally"]["not_verified"] for node in judged),
         "waiting": [node for node in judged if node["reboot_reasons"]],
     }
-
-
-# --- nodes -----------------------------------------------------------------------------------------------------------
 
 
 def _nodes(judged: list[dict]) -> list[dict]:
@@ -287,15 +276,12 @@ def _bare(card: dict) -> tuple:
     )
 
 
-# --- drift -----------------------------------------------------------------------------------------------------------
-
-
 def _drift(document: Any, anchors: dict[str, str]) -> dict:
     level, figure, explanation = judge.drift(document)
     if not document:
         return {"level": level, "said": f"Drift was {figure}: {explanation}.", "others": [], "differences": []}
     others = [host for host in document["hosts"] if host["verdict"] != "converged"]
-    others.sort(key=lambda host: (-judge.LEVELS.index(judge.drift_level(host["verdict"])), natural(host["host"])))
+    others.sort(key=lambda host: (-judge.LEVELS.index(judge.DRIFT_LEVEL[host["verdict"]]), natural(host["host"])))
     return {
         "level": level,
         "said": f"{figure} {explanation} (compared {document['at']})",
@@ -303,7 +289,7 @@ def _drift(document: Any, anchors: dict[str, str]) -> dict:
             {
                 "host": host["host"],
                 "anchor": anchors.get(host["host"]),
-                "level": judge.drift_level(host["verdict"]),
+                "level": judge.DRIFT_LEVEL[host["verdict"]],
                 "verdict": host["verdict"].replace("_", " "),
                 "reasons": host.get("reasons"),
                 "differences": len(host["differences"]),

@@ -1,7 +1,4 @@
-"""What must be true of claims on HCAs (DRA): published, allocated, aligned with a GPU; and why one is Pending.
-
-Pure. Checks have the form of _findings.checks.
-"""
+"""What must be true of claims on HCAs (DRA): published, allocated, aligned with a GPU; why one is Pending. Pure."""
 
 from ...module_utils._core import text as core_text
 from ...module_utils._device_plugin.dra import DRIVER, PCIE_ROOT, class_of

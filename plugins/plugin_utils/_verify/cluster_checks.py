@@ -1,7 +1,4 @@
-"""Faults in a cluster's device plugins, policies, labels and pod network, compared with its nodes.
-
-Pure. Checks have the form of _findings.checks. Only faults become checks; a missing object is not a fault.
-"""
+"""Faults in a cluster's device plugins, policies, labels and pod network. A missing object is not a fault. Pure."""
 
 import json
 
@@ -17,8 +14,7 @@ _LEVEL = "privileged"
 _READY = ("ready", "ignore")
 # Driver flavors that a container must not load a second time.
 _HOST_DRIVERS = ("doca", "mlnx_ofed")
-# The link that Flannel makes for VXLAN.
-_VXLAN_LINK = "flannel.1"
+_VXLAN_LINK = pod_network.LINKS["vxlan"]
 _FEATURE = "feature.node.kubernetes.io/"
 
 
@@ -48,9 +44,6 @@ def lint(cluster: dict, hosts: list[dict], drivers: dict, fabric_allowed: bool =
 def _title(item: dict) -> str:
     space = item["metadata"].get("namespace")
     return f"{item['kind']} {space + '/' if space else ''}{item['metadata']['name']}"
-
-
-# --- the NicClusterPolicy ---------------------------------------------------------------------------------------------
 
 
 def _config_of(policy: dict):
@@ -86,9 +79,6 @@ def _driver(cluster: dict, host: dict, driver) -> list[dict]:
     titles = [_title(item) for item in cluster.get("policies") or [] if (item["spec"] or {}).get("ofedDriver")]
     seen = [f"{installed} is installed on the node, and {title} sets ofedDriver" for title in titles]
     return [check("policy:driver", obj, FAILED, wanted, text, step) for text in seen]
-
-
-# --- device plugins ---------------------------------------------------------------------------------------------------
 
 
 def _configs(cluster: dict) -> tuple[list[tuple[str, list]], list[dict]]:
@@ -168,9 +158,6 @@ def _security(cluster: dict):
             yield check("namespace:pod-security", f"namespace {space}", FAILED, wanted, seen, step)
 
 
-# --- the pod network --------------------------------------------------------------------------------------------------
-
-
 def _pod_cidr(cluster: dict, node: dict) -> list[dict]:
     for item in cluster.get("cni") or []:
         text = (item.get("data") or {}).get("net-conf.json")
@@ -216,9 +203,6 @@ def _pod_nic(host: dict, node: dict, fabric_allowed: bool):
 def _within(cidr: str, network) -> bool:
     other = netaddr.IPNetwork(cidr)
     return other.version != network.version or other in network
-
-
-# --- pods -------------------------------------------------------------------------------------------------------------
 
 
 def user_pod(item: dict, answer: dict, networks: list[dict], selections: list) -> list[dict]:

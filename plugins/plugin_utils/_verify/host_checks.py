@@ -1,8 +1,4 @@
-"""What must be true of a node and of the fabric, each as a named check.
-
-Pure. A check is a mapping with id, object, status (passed, failed, not_verified or unused), wanted, seen and next_step;
-a fabric check that moved data also has figures.
-"""
+"""What must be true of a node and of the fabric, each as a named check (_findings.checks). Pure."""
 
 from collections.abc import Collection
 
@@ -13,7 +9,7 @@ from ...module_utils._device_plugin.plan import SERVICE
 from ...module_utils._host import firmware, memlock
 from ...module_utils.hca import pcie_path
 from .._core.rails import is_active, rail_states
-from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
+from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check, tally
 from .._preflight import host as preflight_host
 from . import traffic_class
 
@@ -360,9 +356,6 @@ def absent(reason: str) -> list[dict]:
     return [check("node", "node", FAILED, "a node that can be verified", reason, step)]
 
 
-_ANSWERS = {"open": PASSED, "blocked": FAILED, "unknown": NOT_VERIFIED}
-
-
 def firewall_checks(
     results: list[dict] | None, failure: str | None, variables: dict, check_mode: bool = False
 ) -> list[dict]:
@@ -373,15 +366,10 @@ def firewall_checks(
     if results is None:
         why, step = failure or "an earlier step of this run failed", "fix that and run playbooks/verify.yml again"
         return [check("firewall", "firewall", NOT_VERIFIED, "ports that answer the node's peers", why, step)]
-    facts = ("wanted", "seen", "next_step")
-    rows = [
-        check(f"firewall:{port['id']}", port["object"], _ANSWERS[port["state"]], *map(port.get, facts))
-        for port in results
-    ]
-    for row in rows:
-        if check_mode and variables["node_firewall"] == "open" and row["status"] == FAILED:
-            row.update(status=NOT_VERIFIED, next_step="check mode: this run would open it; verified in a real run")
-    return rows
+    if not check_mode or variables["node_firewall"] != "open":
+        return results
+    later = {"status": NOT_VERIFIED, "next_step": "check mode: this run would open it; verified in a real run"}
+    return [{**port, **later} if port["status"] == FAILED else port for port in results]
 
 
 # --- the fabric ------------------------------------------------------------------------------------------------------
@@ -458,10 +446,6 @@ def _fabric_step(test: dict) -> str:
 
 
 # --- text for people --------------------------------------------------------------------------------------------------
-
-
-def tally(checks) -> dict:
-    return {status: sum(item["status"] == status for item in checks) for status in STATUSES}
 
 
 def report_text(nodes: list[dict], check_mode: bool = False) -> str:

@@ -91,7 +91,9 @@ def _nodes(seen: Seen, check_mode: bool) -> list[dict]:
         if node is None:
             checks = host_checks.absent("an earlier step of this run failed")
         elif not node["read"].get("probe"):
-            checks = host_checks.absent(_silence(node["read"]))
+            read = node["read"]
+            why = read.get("failure") or f"unreachable: {core_text.reason(read.get('msg'))}"
+            checks = host_checks.absent(why)
         else:
             try:
                 judged.append(_judge_node(node, check_mode, loaded[host]))
@@ -190,7 +192,3 @@ def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:
         "reboot_reasons": outcome["reboot_reasons"] + facts["reboot_reasons"],
         "rebooted": node["boot_id"] not in (None, facts["node"]["boot_id"]),
     }
-
-
-def _silence(read: dict) -> str:
-    return read.get("failure") or f"unreachable: {core_text.reason(read.get('msg'))}"

@@ -4,11 +4,12 @@ Pure. Peers are found by rail index and subnet, never by name: rail i of one nod
 rail's nodes form a chain, so every node takes part and there is one test fewer than there are nodes.
 """
 
+from collections import Counter
+
 from ...module_utils._kube.pods import gid_address
 from .._core import fleet
 from .._core.addresses import address as address_of
-from .._core.addresses import netaddr
-from .._core.addresses import network as network_of
+from .._core.addresses import for_peers, netaddr
 from .._preflight import fabric_plan
 
 TOOLS = ("rping", "ib_write_bw")
@@ -60,8 +61,7 @@ def _slot(pci: dict) -> str:
 def _end(node: dict, rail: dict, hca: dict) -> dict:
     port = next(port for port in hca["ports"] if port["number"] == rail["port"])
     netdev = next((netdev for netdev in hca["netdevs"] if netdev["name"] == rail["netdev"]), None)
-    known = netdev["addresses"] if netdev and isinstance(netdev["addresses"], list) else []
-    addresses = [address for address in known if _usable(address)]
+    addresses = for_peers(netdev["addresses"]) if netdev else []
     end = {
         "host": node["host"],
         "rail": rail["index"],
@@ -93,12 +93,6 @@ def _end(node: dict, rail: dict, hca: dict) -> dict:
                 f"{rail['netdev'] or 'the port'} has no IPv4 or routable IPv6 address, so no peer can address it"
             )
     return end
-
-
-def _usable(address: str) -> bool:
-    """A fabric address: not link-local (each port has one), not loopback."""
-    held = network_of(address)
-    return held is not None and not (held.ip.is_link_local() or held.ip.is_loopback())
 
 
 def _gbps(hca: dict, port: dict):
@@ -209,23 +203,21 @@ def plan(nodes: list[dict]) -> dict:
     that two nodes have.
     """
     every = [end for node in nodes for end in ends(node)]
-    tests, clashes, paired = [], [], set()
+    tests, paired = [], set()
     rounds: list[list[str]] = []
     busy: dict = {}
     next_port = {node["host"]: node["base_port"] for node in nodes}
-    for rail in sorted({end["rail"] for end in every}):
-        usable = [end for end in every if end["rail"] == rail and end["reason"] is None]
-        for network, chain in chains(usable).items():
-            clashes += shared_addresses(network, chain)
-            for client, server in zip(chain, chain[1:]):
-                address = _address(server, network)
-                if address is not None and _address(client, network) == address:
-                    continue
-                paired |= {(end["host"], end["rail"], end["hca"]) for end in (client, server)}
-                made = _tests(client, server, network, next_port)
-                tests += made
-                for test in [test for test in made if not test["missing"]]:
-                    book(rounds, busy, {*client["resources"], *server["resources"]}, test["id"])
+    groups, clashes = chains(every)
+    for network, chain in groups:
+        for client, server in zip(chain, chain[1:]):
+            address = server["networks"][network]
+            if address is not None and client["networks"][network] == address:
+                continue
+            paired |= {(end["host"], end["rail"], end["hca"]) for end in (client, server)}
+            made = _tests(client, server, network, next_port)
+            tests += made
+            for test in [test for test in made if not test["missing"]]:
+                book(rounds, busy, {*client["resources"], *server["resources"]}, test["id"])
     unpaired = [
         {**end, "reason": end["reason"] or why_alone(end, every, len(nodes))}
         for end in every
@@ -234,33 +226,36 @@ def plan(nodes: list[dict]) -> dict:
     return {"tests": tests, "rounds": rounds, "unpaired": unpaired, "clashes": clashes}
 
 
-def chains(usable: list[dict]) -> dict:
-    """{network: ends in order}; an end with several networks joins the one with most other ends."""
-    members: dict[str, list] = {}
-    for end in usable:
-        for network in end["networks"]:
-            members.setdefault(network, []).append(end)
-    chains: dict[str, list] = {}
-    for end in usable:
-        best = max(end["networks"], key=lambda network: len(members[network]))
-        chains.setdefault(best, []).append(end)
-    return chains
+def chains(every: list[dict]) -> tuple[list[tuple[str, list[dict]]], list[dict]]:
+    """([(network, ends in order)] rail by rail, addresses that two nodes have)."""
+    groups, clashes = [], []
+    for rail in sorted({end["rail"] for end in every}):
+        usable = [end for end in every if end["rail"] == rail and end["reason"] is None]
+        for network, chain in _by_network(usable).items():
+            groups.append((network, chain))
+            clashes += _shared_addresses(network, chain)
+    return groups, clashes
 
 
-def shared_addresses(network: str, chain: list[dict]) -> list[dict]:
+def _by_network(usable: list[dict]) -> dict[str, list[dict]]:
+    """An end with several networks joins the one with most other ends."""
+    members = Counter(network for end in usable for network in end["networks"])
+    joined: dict[str, list] = {}
+    for end in usable:
+        joined.setdefault(max(end["networks"], key=members.__getitem__), []).append(end)
+    return joined
+
+
+def _shared_addresses(network: str, chain: list[dict]) -> list[dict]:
     holders: dict[str, list] = {}
     for end in chain:
-        if _address(end, network) is not None:
-            holders.setdefault(_address(end, network), []).append(end)
+        if end["networks"][network] is not None:
+            holders.setdefault(end["networks"][network], []).append(end)
     return [{"address": address, "ends": sharing} for address, sharing in holders.items() if len(sharing) > 1]
 
 
-def _address(end: dict, network: str):
-    return end["networks"][network]
-
-
 def _tests(client: dict, server: dict, network: str, next_port: dict) -> list[dict]:
-    address = _address(server, network)
+    address = server["networks"][network]
     tests = []
     for tool in TOOLS:
         if tool == "rping" and address is None:
@@ -278,7 +273,7 @@ def _tests(client: dict, server: dict, network: str, next_port: dict) -> list[di
                 "address": address if over_rail else server["management"],
                 "tcp_port": port,
                 "server": side(server, address),
-                "client": side(client, _address(client, network)),
+                "client": side(client, client["networks"][network]),
                 "gbps": min((end["gbps"] for end in (client, server) if end["gbps"]), default=None),
                 "software": "software" in (client["kind"], server["kind"]),
                 "missing": sorted({end["host"] for end in (client, server) if tool not in end["tools"]}),

@@ -1,7 +1,4 @@
-"""What must be true of a pod that does RDMA, each as a named check; and what prevents RDMA in a user's pod.
-
-Pure. Checks have the form of _findings.checks. A figure, or an untried step, never counts as a pass.
-"""
+"""What must be true of a pod that does RDMA, and what prevents RDMA in a user's pod, as named checks. Pure."""
 
 import json
 

@@ -166,9 +166,9 @@ def test_results_of_a_failed_verification_become_a_page(play, node, tmp_path):
 
 
 def test_files_that_are_no_such_documents_are_refused_together_and_nothing_is_written(play, tmp_path):
-    incomplete = report_documents.lab()
+    incomplete = report_documents.rails()
     incomplete["nodes"][0]["checks"][0]["status"] = "fine"
-    newer = {**report_documents.lab(), "schema": "gpufabric.rdma/results/2"}
+    newer = {**report_documents.rails(), "schema": "gpufabric.rdma/results/2"}
     (tmp_path / "drift.json").write_text("{")
     for results, kinds, objects in (
         (newer, ("results", "drift", "matrix"), ("results: schema", "drift: the file", "matrix: the file")),

@@ -24,11 +24,11 @@ def lay_out(folder, number):
 
 @pytest.fixture
 def matrix(tmp_path):
-    """matrix(planted, *arguments, nodes=2, **variables): (exit code, output, the JSON document or None)."""
+    """matrix(planted, *arguments, **variables): (exit code, output, the JSON document or None), of two nodes."""
 
-    def run(planted, *arguments, nodes=2, prepare=lambda folder, number: None, **variables):
+    def run(planted, *arguments, prepare=lambda folder, number: None, **variables):
         hosts = {}
-        for number in range(1, nodes + 1):
+        for number in (1, 2):
             root = lay_out(tmp_path / f"node{number}", number)
             prepare(root, number)
             # One machine plays all nodes, so each needs separate ports.
@@ -86,31 +86,6 @@ def test_exactly_the_throttled_rail_is_named_in_whatever_class(matrix):
     assert "Traffic class 106" in output
 
 
-def test_three_nodes_meet_pairwise_and_no_node_sends_twice_at_once(matrix, tmp_path):
-    code, output, document = matrix({"gbit": 10, "seconds": 0.3}, nodes=3)
-    assert code == 0, output
-    assert len(sent(document)) == 2 * 6
-    running: set = set()
-    for line in sorted((tmp_path / "log").read_text().splitlines(), key=lambda line: float(line.split()[0])):
-        _at, event, node, _hca, _port = line.split()
-        assert (node in running) == (event == "end"), line
-        running ^= {node}
-
-
-def test_with_one_peer_not_every_pair_is_measured_and_a_node_without_the_tool_is_reported(matrix):
-    def prepare(root, number):
-        if number == 4:
-            (root / "usr/bin/ib_write_bw").unlink()
-
-    code, output, document = matrix({"gbit": 10}, nodes=5, prepare=prepare, matrix_peers=1)
-    assert code == 0, output
-    pairs = {frozenset((row["from"], row["to"])) for row in sent(document)}
-    assert (len(pairs), len(sent(document))) == (2, 2 * 2 * 2)
-    assert frozenset.union(*pairs) == {"node1", "node2", "node3", "node5"}
-    reasons = {row["reason"] for row in document["tests"] if row["from"] == "node4" and row["rail"] < 2}
-    assert reasons == {"ib_write_bw is not installed (package perftest)"}
-
-
 def in_use(root, number):
     """A pod's process on node2 that has the verbs device of rxe1 open."""
     if number == 2:
@@ -120,23 +95,17 @@ def in_use(root, number):
         (root / "proc/4711/comm").write_text("python3\n")
 
 
-@pytest.mark.parametrize("allowed", [None, True, False])
+@pytest.mark.parametrize("allowed", [None, False])
 def test_load_on_an_hca_in_use_needs_an_answer(matrix, tmp_path, allowed):
     code, output, document = matrix({"gbit": 10}, prepare=in_use, matrix_load_allowed=allowed)
     if allowed is None:
-        assert code != 0
-        assert "node2  HCA rxe1" in output
-        assert "in use by python3 (process 4711)" in output
-        assert "matrix_load_allowed: true" in output
-        assert document is None
+        words = ("node2  HCA rxe1", "in use by python3 (process 4711)", "matrix_load_allowed: true")
+        assert [text for text in words if text not in output] == []
+        assert (code != 0, document) == (True, None)
         assert not (tmp_path / "log").exists(), "nothing was sent"
         return
     assert code == 0, output
-    measured = {row["rail"] for row in sent(document)}
-    assert measured == ({0, 1} if allowed else {0})
-    if not allowed:
-        reason = next(row["reason"] for row in document["tests"] if (row["from"], row["rail"]) == ("node2", 1))
-        assert reason == "rxe1 is in use by python3 (process 4711), and matrix_load_allowed is false"
+    assert {row["rail"] for row in sent(document)} == {0}
 
 
 def test_check_mode_plans_and_sends_nothing(matrix, tmp_path):

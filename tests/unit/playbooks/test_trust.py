@@ -214,22 +214,6 @@ def test_no_file_is_sent_that_the_lock_does_not_name(monkeypatch, name):
     assert (answer["failed"], name in answer["msg"]) == (True, True)
 
 
-def strings(value):
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from [item] if isinstance(item, str) else strings(item)
-
-
-class Marked(str):
-    """A string that Ansible will not evaluate."""
-
-
-class Loader(yaml.SafeLoader):
-    pass
-
-
-Loader.add_constructor("!unsafe", lambda _loader, node: Marked(node.value))
-
-
 @pytest.mark.parametrize("guide", ["000-nicclusterpolicy", "001-nicclusterpolicy", "macvlan", "host-device"])
 def test_no_string_of_a_foreign_policy_is_evaluated(tmp_path, watch, guide):
     documents = list(yaml.safe_load_all((tree.texts("guides") / f"{guide}.txt").read_text()))
@@ -244,8 +228,8 @@ def test_no_string_of_a_foreign_policy_is_evaluated(tmp_path, watch, guide):
     for what, lie in trials(documents, tmp_path, 0):
         path.write_text(yaml.safe_dump_all(replaced(documents, lie, what[1])))
         answer, seen = watch.during(run)
-        made = yaml.load(answer.get("text") or "", Loader) or {}
-        texts = [value for value in strings(made) if "{{" in value and not isinstance(value, Marked)]
+        scalars = [event for event in yaml.parse(answer.get("text") or "") if isinstance(event, yaml.ScalarEvent)]
+        texts = [scalar.value for scalar in scalars if "{{" in scalar.value and scalar.tag != "!unsafe"]
         assert (what, seen - usual, texts) == (what, set(), [])
 
 

@@ -250,11 +250,8 @@ def test_a_bundle_that_lacks_it_is_refused_with_the_command_that_adds_it(describ
     assert (given["bundle_driver_version"], given["bundle_distributions"]) == ("3.2.3", ["ubuntu24.04"])
     # Existing content of the folder stays.
     assert given["bundle_architectures"] == (["amd64", "arm64"] if described else ["amd64"])
-
-
-def test_a_bundle_that_is_asked_for_has_to_be_named():
-    (finding,) = driver.findings({**GIVEN, "driver_source": "bundle", "k3s_bundle_dir": None}, UBUNTU, None, RELEASES)
-    assert finding.object == "variable driver_source"
+    unnamed = {**GIVEN, "driver_source": "bundle", "k3s_bundle_dir": None}
+    assert driver.findings(unnamed, UBUNTU, None, RELEASES)[0].object == "variable driver_source"
 
 
 def offer(version, key, *distributions, kind="apt"):

@@ -29,12 +29,6 @@ def variables_of(**known):
     return {"hostvars": known}
 
 
-def test_variables_that_are_not_defined_are_left_out():
-    task_vars = variables_of(a={"x": 1, "y": 2, "z": 3}, b={"y": None}, c={})
-    asked = {"first": "x", "second": "y"}
-    assert fleet.variables(task_vars, ["c", "a", "b"], asked) == [{}, {"first": 1, "second": 2}, {"second": None}]
-
-
 def test_all_hosts_that_lack_a_variable_or_facts_are_named():
     with pytest.raises(AnsibleError, match=r"^b, c: wanted the variable x, seen undefined. Next step: see above"):
         fleet.each(variables_of(a={"x": {}}, b={}, c={"y": 1}), ["a", "b", "c"], "x")
@@ -44,17 +38,6 @@ def test_all_hosts_that_lack_a_variable_or_facts_are_named():
     assert fleet.facts(variables_of(**known), ["b"]) == [{"hcas": []}]
     with pytest.raises(AnsibleError, match=r"^a, c: wanted ansible_facts\['rdma'\], seen undefined"):
         fleet.facts(variables_of(**known), list(known))
-
-
-@pytest.mark.parametrize(("results", "why"), [
-    ((), ""),
-    ((None, {}, {"skipped": True}, {"changed": False}), ""),
-    (({"unreachable": True, "msg": "no route"},), ""),
-    (({"skipped": True}, {"failed": True, "msg": "no room"}, {"failed": True, "msg": "later"}), "no room"),
-    (({"failed": True},), "the module gave no reason"),
-])  # fmt: skip
-def test_the_first_of_the_registered_results_that_failed_says_why(results, why):
-    assert fleet.failure(*results) == why
 
 
 # --- JUnit ------------------------------------------------------------------------------------------------------------

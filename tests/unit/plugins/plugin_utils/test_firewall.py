@@ -9,12 +9,19 @@ DEFAULTS = {name: option.get("default") for name, option in variables.options().
 QUIET = {"matrix_host": False, "verification_fabric": False}
 
 
-def rail(index, *addresses, kind="pci", gid="RoCE v2"):
+ROCE = "RoCE v2"
+
+
+def rail(index, *addresses, kind="pci", layer="Ethernet", state="ACTIVE", gid=ROCE, gids=None):
+    """A rail and its HCA, whose GIDs are those of its IPv4 addresses."""
     netdev = {"name": f"eth{index + 1}", "addresses": list(addresses)}
-    ports = [{"number": 1, "gids": [{"type": gid}] if gid else []}]
+    texts = ["fe80::1", *(f"::ffff:{text.partition('/')[0]}" for text in addresses if ":" not in text)]
+    own = [{"index": 3 * place, "gid": text, "type": gid} for place, text in enumerate(texts)]
+    port = {"number": 1, "state": state, "link_layer": layer, "rate_gbps": 400.0, "gids": own if gids is None else gids}
+    pci = {"address": f"0000:0{index}:00.0", "link": {"speed_gts": 32.0, "width": 16}} if kind == "pci" else None
     return {
-        "hca": {"name": f"mlx5_{index}", "kind": kind, "netdevs": [netdev], "ports": ports},
-        "rail": {"index": index, "hca": f"mlx5_{index}", "netdev": netdev["name"]},
+        "hca": {"name": f"mlx5_{index}", "kind": kind, "pci": pci, "netdevs": [netdev], "ports": [port]},
+        "rail": {"index": index, "hca": f"mlx5_{index}", "port": 1, "netdev": netdev["name"]},
     }
 
 
@@ -41,7 +48,7 @@ def node(number, *rails, server=False, member=True, tool="ufw", **changes):
     }
 
 
-def on_rails(count=2, rails=1, kind="pci", gid="RoCE v2", **changes):
+def on_rails(count=2, rails=1, kind="pci", gid=ROCE, **changes):
     return [
         node(n, *(rail(r, f"10.8.{r}.{n}/24", kind=kind, gid=gid) for r in range(rails)), member=False, **changes)
         for n in range(1, count + 1)
@@ -107,7 +114,7 @@ def test_every_port_at_which_a_test_pod_listens_in_the_nodes_network_is_needed(k
         rails = [rail(n, f"10.10.{n}.{number}/24", kind=kind) for n, kind in enumerate(kinds)]
         nodes.append(node(number, *rails))
         served = [
-            {**one["rail"], "port": 1, "kind": kind, "link_layer": "Ethernet", "networks": [f"10.10.{n}.0/24"]}
+            {**one["rail"], "kind": kind, "link_layer": "Ethernet", "networks": [f"10.10.{n}.0/24"]}
             for n, (one, kind) in enumerate(zip(rails, kinds))
         ]
         attached = [{"rail": one, "interface": f"net{one['index']}"} for one in served]
@@ -219,25 +226,26 @@ def judged(state, mode="verify", tool="ufw", rules=(), listening=None, lacking=N
     return made, firewall.findings(firewall._known(nodes[0]), made, lacking or {})
 
 
-API = "firewall:6443/tcp"
+API, KUBELET, VXLAN = "firewall:6443/tcp", "firewall:10250/tcp", "firewall:8472/udp"
 
 
-@pytest.mark.parametrize(("state", "means"), [("answered", "open"), ("silent", "blocked"), ("refused", "blocked")])
+@pytest.mark.parametrize(("state", "means"), [("answered", "passed"), ("silent", "failed"), ("refused", "failed")])
 def test_what_an_answer_means(state, means):
     made, findings = judged(state)
-    ports = ("6443/tcp", "10250/tcp", "8472/udp")
-    assert {one["id"]: one["state"] for one in made["results"]} == {**dict.fromkeys(ports, means), "pods": "unknown"}
-    assert {one.id for one in findings} == ({f"firewall:{port}" for port in ports} if means == "blocked" else set())
+    wanted = {**dict.fromkeys((API, KUBELET, VXLAN), means), firewall.PODS: "not_verified"}
+    assert {one["id"]: one["status"] for one in made["results"]} == wanted
+    assert {one.id for one in findings} == ({API, KUBELET, VXLAN} if means == "failed" else set())
 
 
 @pytest.mark.parametrize(("listening", "unknown"), [
-    ({"deaf": {"6443/tcp": "no such address"}}, {"6443/tcp", "10250/tcp"}),
-    ({"unreachable": True, "msg": "no route to host"}, {"6443/tcp", "10250/tcp", "8472/udp"}),
+    ({"deaf": {"6443/tcp": "no such address"}}, {API, KUBELET}),
+    ({"unreachable": True, "msg": "no route to host"}, {API, KUBELET, VXLAN}),
 ])  # fmt: skip
 def test_where_nothing_could_listen_silence_says_nothing(listening, unknown):
     made, _findings = judged("silent", listening=listening)
-    assert {one["id"] for one in made["results"] if one["state"] == "unknown"} == unknown | {"pods"}
-    assert {one["state"] for one in judged("answered", listening=listening)[0]["results"]} == {"open", "unknown"}
+    assert {one["id"] for one in made["results"] if one["status"] == "not_verified"} == unknown | {firewall.PODS}
+    answered = judged("answered", listening=listening)[0]["results"]
+    assert {one["status"] for one in answered} == {"passed", "not_verified"}
 
 
 @pytest.mark.parametrize(("tool", "command"), [

@@ -7,7 +7,7 @@ import random
 import jsonschema
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import expect, judge, schedule
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import expect, judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import fabric_plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pairs
@@ -43,38 +43,31 @@ def test_what_a_link_carries(rate, text, layer, mtu, gbps):
     assert expect.wire_gbps(rate, layer, mtu, text) == pytest.approx(gbps, abs=0.1)
 
 
-@pytest.mark.parametrize(("rate", "speed", "width", "best", "gbps", "reason"), [
-    (400.0, 32.0, 16, (32.0, 16), 397.5, None),
-    (400.0, 16.0, 16, (32.0, 16), 397.5, "PCIe link trained down to 16 of 32 GT/s"),
-    (400.0, 32.0, 8, (32.0, 16), 397.5, "PCIe x8 instead of x16"),
-    (400.0, 8.0, 8, (32.0, 16), 397.5, "PCIe x8 instead of x16 and PCIe link trained down to 8"),
-    (200.0, 32.0, 8, (32.0, 16), 198.7, None),
-    (200.0, 8.0, 16, (16.0, 16), 198.7, "PCIe link trained down to 8 of 16 GT/s"),
-    (100.0, 8.0, 8, (8.0, 16), 99.4, "PCIe x8 instead of x16, which carries 53.0 Gb/s"),
-    (100.0, 8.0, 8, (8.0, 8), 53.0, None),  # a card of 8 lanes
-])  # fmt: skip
-def test_what_a_card_should_reach_and_what_holds_it_back(rate, speed, width, best, gbps, reason):
-    made = expect.end(carries(rate, speed, width, best), {})
-    assert made["gbit_per_s"] == pytest.approx(gbps, abs=0.1)
-    assert [reason in limit for limit in made["limits"]] == ([True] if reason else [])
-
-
 NO_BEST = {"speed_gts": 16.0, "width": 16, "max_speed_gts": None, "max_width": None}
+DOWN_SPEED, DOWN_WIDTH = "PCIe link trained down to 16 of 32 GT/s", "PCIe x8 instead of x16"
 
 
-@pytest.mark.parametrize(("end", "gbps", "why"), [
-    (carries(100.0, 8.0, 8), 53.0, "PCIe Gen3 x8 with 256 bytes of payload per packet"),
-    (carries(), 397.5, "link of 400 Gb/s without packet headers"),
-    (carries(kind="software"), None, None),
-    (carries(rate_gbps=None), None, None),
-    (carries(override=90), 90.0, "matrix_expected_gbit_per_s"),
-    (carries(link=NO_BEST), 212.0, None),
-    (carries(link={}), 397.5, None),
+@pytest.mark.parametrize(("end", "gbps", "why", "reason"), [
+    (carries(), 397.5, "link of 400 Gb/s without packet headers", None),
+    (carries(400.0, 16.0, 16, (32.0, 16)), 397.5, None, DOWN_SPEED),
+    (carries(400.0, 32.0, 8, (32.0, 16)), 397.5, None, DOWN_WIDTH),
+    (carries(400.0, 8.0, 8, (32.0, 16)), 397.5, None, f"{DOWN_WIDTH} and PCIe link trained down to 8"),
+    (carries(200.0, 32.0, 8, (32.0, 16)), 198.7, None, None),
+    (carries(200.0, 8.0, 16, (16.0, 16)), 198.7, None, "PCIe link trained down to 8 of 16 GT/s"),
+    (carries(100.0, 8.0, 8, (8.0, 16)), 99.4, None, f"{DOWN_WIDTH}, which carries 53.0 Gb/s"),
+    # A card of 8 lanes.
+    (carries(100.0, 8.0, 8), 53.0, "PCIe Gen3 x8 with 256 bytes of payload per packet", None),
+    (carries(kind="software"), None, None, None),
+    (carries(rate_gbps=None), None, None, None),
+    (carries(override=90), 90.0, "matrix_expected_gbit_per_s", None),
+    (carries(link=NO_BEST), 212.0, None, None),
+    (carries(link={}), 397.5, None, None),
 ])  # fmt: skip
-def test_which_figure_counts(end, gbps, why):
+def test_what_an_end_should_reach_and_what_holds_it_back(end, gbps, why, reason):
     made = expect.end(end, {})
     assert made["gbit_per_s"] == (gbps and pytest.approx(gbps, abs=0.1))
     assert why in (None, made["why"])
+    assert [reason in limit for limit in made["limits"]] == ([True] if reason else [])
 
 
 @pytest.mark.parametrize("own", [100.0, 400.0])
@@ -107,9 +100,13 @@ def test_a_schedule_uses_nothing_twice_in_a_round_and_each_end_meets_so_many_oth
     ]
     links = {f"node{number}": chance.randint(1, 8) for number in range(nodes)}
     resources = own(groups, share=lambda end: (end[0], end[1] % links[end[0]]))
-    rounds = schedule.rounds(groups, resources, peers)
+    rounds = matrix_plan.schedule(groups, resources, peers)
     pairs = [pair for made in rounds for pair in made]
-    assert len({frozenset(pair) for pair in pairs}) == len(pairs) == sum(schedule.count(len(g), peers) for g in groups)
+    assert (
+        len({frozenset(pair) for pair in pairs})
+        == len(pairs)
+        == sum(matrix_plan.meetings(len(g), peers) for g in groups)
+    )
     for group in groups:
         wanted = len(group) - 1 if peers is None else min(peers, len(group) - 1)
         for end in group:
@@ -128,7 +125,7 @@ def test_a_schedule_uses_nothing_twice_in_a_round_and_each_end_meets_so_many_oth
 @pytest.mark.parametrize("nodes", range(2, 65))
 def test_rails_that_share_nothing_need_as_few_rounds_as_there_can_be(nodes):
     groups = [[(number, rail) for number in range(nodes)] for rail in range(2)]
-    assert len(schedule.rounds(groups, own(groups))) == (nodes - 1 if nodes % 2 == 0 else nodes)
+    assert len(matrix_plan.schedule(groups, own(groups))) == (nodes - 1 if nodes % 2 == 0 else nodes)
 
 
 @pytest.fixture
@@ -147,11 +144,6 @@ def node(facts_of):
     return make
 
 
-@pytest.fixture
-def pair(node):
-    return [node(1), node(2)]
-
-
 def planned(nodes, **options):
     return matrix_plan.plan(nodes, {**OPTIONS, **options})
 
@@ -164,13 +156,6 @@ def test_eight_rails_of_four_nodes_take_three_rounds_each_way(node):
         assert len({(side["host"], side["hca"]) for side in sides}) == len(sides) == 32, "every HCA has one test"
     ports = [(test["server"]["host"], test["tcp_port"]) for test in plan["tests"].values()]
     assert len(ports) == len(set(ports)), "a late client finds no other test's server"
-
-
-def test_rails_of_software_hcas_take_turns_because_they_share_the_processor(node):
-    nodes = [node(number, "lab-rxe-debian12") for number in (1, 2)]
-    for one in nodes:
-        one["facts"]["rails"] = one["facts"]["rails"][:2]
-    assert [len(identities) for identities in planned(nodes)["rounds"]] == [1] * 4
 
 
 def test_two_ports_of_a_card_take_turns(facts_of):
@@ -218,12 +203,17 @@ def test_more_tests_than_fit_in_a_plan_are_refused_with_the_peers_that_fit(node,
 def test_consent_is_asked_for_loaded_hcas_only(node):
     busy = node(1, in_use={"mlx5_0": ["python3 (process 7)"], "mlx5_99": ["other (process 8)"]})
     plan = planned([busy, node(2)])
-    findings = matrix_plan.consent_findings([plan], [busy, node(2)])
+    findings = matrix_plan.consent_findings(plan, [busy, node(2)])
     assert [(finding["host"], finding["object"]) for finding in findings] == [("node1", "HCA mlx5_0")]
-    assert matrix_plan.consent_findings([plan], [{**busy, "load_allowed": True}, node(2)]) == []
-    left = planned([{**busy, "load_allowed": False}, node(2)])
+    assert matrix_plan.consent_findings(plan, [{**busy, "load_allowed": True}, node(2)]) == []
+    left = planned([{**busy, "load_allowed": False}, node(2), node(3, tools=[])])
     rail = next(rail["index"] for rail in busy["facts"]["rails"] if rail["hca"] == "mlx5_0")
     assert {test["rail"] for test in left["tests"].values()} == set(range(8)) - {rail}
+    reasons = {end["reason"] for end in left["alone"] if end["host"] != "node2"}
+    assert reasons == {
+        "mlx5_0 is in use by python3 (process 7), and matrix_load_allowed is false",
+        "ib_write_bw is not installed (package perftest)",
+    }
 
 
 # How GPU memory is registered; the tool's features; whether --use_cuda_dmabuf is set, or why it is not measured.
@@ -234,7 +224,8 @@ def test_consent_is_asked_for_loaded_hcas_only(node):
     ("peermem", {"send": False, "dmabuf": False}, None, "built without CUDA"),
     ("dmabuf", {"send": True, "dmabuf": False}, None, "no --use_cuda_dmabuf"),
 ])  # fmt: skip
-def test_gpu_memory_is_measured_after_host_memory_as_the_facts_and_the_tool_allow(pair, mode, cuda, dmabuf, reason):
+def test_gpu_memory_is_measured_after_host_memory_as_the_facts_and_the_tool_allow(node, mode, cuda, dmabuf, reason):
+    pair = [node(1), node(2)]
     for one in pair:
         one["cuda"], one["facts"]["gpudirect"]["mode"] = cuda, mode
     plan = planned(pair, cuda=True)

@@ -36,15 +36,6 @@ def test_the_variables_name_the_rails_and_never_a_gid_index(nodes):
         assert [word for word in (*made, "GID_INDEX") if word not in text] == ["GID_INDEX"]
 
 
-def test_the_job_rides_the_class_of_the_plan_on_roce_alone(nodes):
-    planned = {**OPTIONS, "fabric_plan": "oracle"}
-    assert job.environment(nodes, planned) == job.environment(nodes, OPTIONS)
-    for port in [port for node in nodes for hca in node["facts"]["hcas"] for port in hca["ports"]]:
-        port["link_layer"] = "Ethernet"
-    made = job.environment(nodes, planned)
-    assert (made["NCCL_IB_TC"], made["NCCL_GIN_IB_TC"], made["NCCL_IB_SL"]) == ("105", "105", "5")
-
-
 @pytest.mark.parametrize(("changes", "names", "span"), [
     ({}, [f"default/rail{index}" for index in range(8)], "10.56.0.0/21"),
     ({"networks_rails": False}, [], None),
@@ -64,7 +55,8 @@ def test_roce_rails_get_the_networks_that_are_planned_for_them_and_are_refused_w
     options = {**OPTIONS, "networks": made[0], "address_range": made[1]}
     objects = {item["object"] for item in job.findings(nodes, options)}
     assert objects == (set() if names else {"variable nccl_tests_networks"})
-    assert job.environment(nodes, options).get("NCCL_IB_ADDR_RANGE") == span
+    made = job.environment(nodes, {**options, "fabric_plan": "oracle"})
+    assert (made.get("NCCL_IB_ADDR_RANGE"), made["NCCL_IB_TC"], made["NCCL_IB_SL"]) == (span, "105", "5")
 
 
 POOLS = [
@@ -230,33 +222,31 @@ def test_joined_hcas_count_each():
     assert log.used_hcas(log.parse(made)) == {"worker0": ["mlx5_0", "mlx5_1"]}
 
 
-@pytest.mark.parametrize(("line", "connection"), [
-    # 2.10 and before: no communicator behind the channel, the bus id in brackets
-    ("00 : 0[1000] -> 8[1000] [receive] via NET/IB/0/GDRDMA", ("IB", 0, True)),
-    ("01 : 15[df000] -> 0[1d000] [send] via NET/IB/3", ("IB", 3, False)),
-    # 2.12: 00/0; a proxy of another rank; shared buffers
-    ("02/0 : 11[3] -> 2[2] [send] via NET/IB/5(4)/GDRDMA", ("IB", 5, True)),
-    ("00/1 : 1[1] -> 8[0] [receive] via NET/IB/0/GDRDMA/Shared", ("IB", 0, True)),
-    # plugins
-    ("00/0 : 1[0] -> 0[0] [receive] via NET/IBext_v8/2/GDRDMA", ("IBext_v8", 2, True)),
-    ("00/0 : 1[0] -> 0[0] [receive] via NET/NCCL RDMA Plugin v10/0", ("NCCL RDMA Plugin v10", 0, False)),
-    # Channels inside a node do not count.
-    ("00/0 : 8[0] -> 15[7] via P2P/IPC", None),
-])  # fmt: skip
-def test_a_connection_line_of_each_version(line, connection):
-    channels = log.parse(f"w0:17:99 [3] NCCL INFO Channel {line}\n")["channels"]
-    assert channels == ([dict(zip(("host", "network", "index", "gdr"), ("w0", *connection)))] if connection else [])
+def over(network, index, gdr):
+    return [{"host": "w0", "network": network, "index": index, "gdr": gdr}]
 
 
 @pytest.mark.parametrize(("line", "key", "expected"), [
-    ("Using [0]mlx5_0:1/IB ; OOB ib0:192.168.11.1<0>", "devices", {"w0": {0: ("mlx5_0", 1, "IB")}}),
-    ("Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB p:10.10.10.10<0>", "devices",
+    # 2.10 and before: no communicator behind the channel, the bus id in brackets
+    ("Channel 00 : 0[1000] -> 8[1000] [receive] via NET/IB/0/GDRDMA", "channels", over("IB", 0, True)),
+    ("Channel 01 : 15[df000] -> 0[1d000] [send] via NET/IB/3", "channels", over("IB", 3, False)),
+    # 2.12: 00/0; a proxy of another rank; shared buffers
+    ("Channel 02/0 : 11[3] -> 2[2] [send] via NET/IB/5(4)/GDRDMA", "channels", over("IB", 5, True)),
+    ("Channel 00/1 : 1[1] -> 8[0] [receive] via NET/IB/0/GDRDMA/Shared", "channels", over("IB", 0, True)),
+    # plugins
+    ("Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IBext_v8/2/GDRDMA", "channels", over("IBext_v8", 2, True)),
+    ("Channel 00/0 : 1[0] -> 0[0] [receive] via NET/NCCL RDMA Plugin v10/0", "channels",
+     over("NCCL RDMA Plugin v10", 0, False)),
+    # Channels inside a node do not count.
+    ("Channel 00/0 : 8[0] -> 15[7] via P2P/IPC", "channels", []),
+    ("NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:192.168.11.1<0>", "devices", {"w0": {0: ("mlx5_0", 1, "IB")}}),
+    ("NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB p:10.10.10.10<0>", "devices",
      {"w0": {0: ("mlx5_0", 1, "RoCE"), 1: ("mlx5_1", 1, "RoCE")}}),
-    ("GPU Direct RDMA Enabled for HCA 0 'mlx5_0'", "gdr", {("w0", "mlx5_0"): True}),
-    ("GPU Direct RDMA (DMABUF) enabled for HCA 0 'mlx5_0'", "gdr", {("w0", "mlx5_0"): True}),
+    ("NET/IB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'", "gdr", {("w0", "mlx5_0"): True}),
+    ("NET/IB : GPU Direct RDMA (DMABUF) enabled for HCA 0 'mlx5_0'", "gdr", {("w0", "mlx5_0"): True}),
 ])  # fmt: skip
-def test_what_each_version_says_of_devices_and_gpudirect(line, key, expected):
-    assert log.parse(f"w0:17:99 [0] NCCL INFO NET/IB : {line}\n")[key] == expected
+def test_what_each_version_says_of_connections_devices_and_gpudirect(line, key, expected):
+    assert log.parse(f"w0:17:99 [3] NCCL INFO {line}\n")[key] == expected
 
 
 LINE = "Channel 01/0 : 1[0] -> 0[0] [send] via NET/IB/1/GDRDMA"

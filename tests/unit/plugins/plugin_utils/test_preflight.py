@@ -9,22 +9,15 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import contain
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Finding, Plan, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import dra as kube_dra
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import (
-    dra,
-    plan,
-    pod_network,
-    rail_map,
-    roles,
-    variables,
-)
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks as preflight_networks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import plan, pod_network, rail_map, roles
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as variables_of
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_k3s as machines
 
 ROLES = ("discovery", "kernel_modules", "limits", "rail_links", "rdma_netns", "reboot", "verification")
-TYPED = {name: option.get("default") for name, option in variables.options().items()}
+TYPED = {name: option.get("default") for name, option in variables_of.options().items()}
 DAEMONSET = pathlib.Path(__file__).resolve().parents[4] / "device_plugin/deploy/daemonset.yaml"
 LAB, GH200, H100 = "lab-rxe-debian12", "gh200-cx7-roce", "h100-8x-cx7-ib"
 
@@ -61,19 +54,17 @@ def test_a_secret_of_the_wrong_type_is_refused_without_being_shown(options):
     assert "s3cret" not in str(findings)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "value"),
-    [("kernel_modules_gpudirect", False, "off"), ("reboot_allowed", None, None), ("reboot_allowed", "yes", True)],
-)
-def test_words_of_yaml_become_what_the_variable_takes(options, name, given, value):
+@pytest.mark.parametrize(("name", "given", "value", "wrong"), [
+    ("kernel_modules_gpudirect", False, "off", 0),
+    ("reboot_allowed", None, None, 0),
+    ("reboot_allowed", "yes", True, 0),
+    # A version that YAML has read as a number is not what was written.
+    *(("driver_version", number, None, 1) for number in (3.1, 3)),
+    *(("driver_version", text, text, 0) for text in ("3.10", "", None)),
+])  # fmt: skip
+def test_words_and_numbers_of_yaml_become_what_the_variable_takes(options, name, given, value, wrong):
     effective, findings = preflight_host.validate(options, {name: given})
-    assert (effective[name], findings) == (value, [])
-
-
-@pytest.mark.parametrize(("given", "wrong"), [(3.1, 1), (3, 1), ("3.10", 0), ("", 0), (None, 0)])
-def test_a_version_that_yaml_has_read_as_a_number_is_refused(options, given, wrong):
-    effective, findings = preflight_host.validate(options, {"driver_version": given})
-    assert (effective["driver_version"], len(findings)) == (None if wrong else given, wrong)
+    assert (effective[name], len(findings)) == (value, wrong)
 
 
 PCI = "0000:01:00.0"
@@ -240,11 +231,6 @@ def test_a_rail_of_a_dead_card_stays_empty_where_the_operator_states_the_number_
 
 # --- the pod network --------------------------------------------------------------------------------------------------
 
-FINE = {
-    "cidr": "10.42.0.0/16", "backend": "vxlan", "mtu": 0, "interface": "", "fabric_allowed": None,
-    "node_address": "", "cluster_cidr": "10.42.0.0/16", "service_cidr": "10.43.0.0/16",
-}  # fmt: skip
-
 
 @pytest.mark.parametrize(("name", "changes", "obj", "seen"), [
     (LAB, {}, None, ""),
@@ -252,18 +238,19 @@ FINE = {
     (LAB, {"interface": "eth2", "fabric_allowed": True}, None, ""),
     (LAB, {"backend": "host-gw"}, None, ""),
     (LAB, {"interface": "eth2"}, "NIC eth2", "it is rail 0"),
-    (LAB, {"node_address": "198.18.2.2"}, "NIC eth2", "pod traffic would share it with RDMA"),
+    (LAB, {"k3s_node_ip": "198.18.2.2"}, "NIC eth2", "pod traffic would share it with RDMA"),
     (GH200, {"interface": "enp1s0f1np1"}, "NIC enp1s0f1np1", "does not carry the default route"),
     (LAB, {"cidr": "10.244.0.0/16"}, "variable flannel_cidr", "10.244.0.0/16"),
     (LAB, {"cidr": "10.42.0.0/33"}, "variable flannel_cidr", "10.42.0.0/33"),
-    (LAB, {"cidr": "fd00::/56", "cluster_cidr": ""}, "variable flannel_cidr", "fd00::/56"),
-    (LAB, {"service_cidr": "10.42.128.0/20"}, "variable flannel_cidr", "overlaps k3s_service_cidr"),
-    (LAB, {"cidr": "198.18.0.0/15", "cluster_cidr": ""}, "variable flannel_cidr", "overlaps 198.18.2.2/24 of eth2"),
+    (LAB, {"cidr": "fd00::/56"}, "variable flannel_cidr", "fd00::/56"),
+    (LAB, {"k3s_service_cidr": "10.42.128.0/20"}, "variable flannel_cidr", "overlaps k3s_service_cidr"),
+    (LAB, {"cidr": "198.18.0.0/15"}, "variable flannel_cidr", "overlaps 198.18.2.2/24 of eth2"),
     (LAB, {"backend": "host-gw", "mtu": 1400}, "variable flannel_mtu", "1400"),
     (GH200, {"mtu": 1480}, "variable flannel_mtu", "1480, with MTU"),
 ])  # fmt: skip
 def test_a_pod_network_that_cannot_work_is_refused(facts_of, name, changes, obj, seen):
-    findings = pod_network.findings(facts_of(name, software_hcas=True), {**FINE, **changes})
+    given = {key if key.startswith("k3s_") else f"flannel_{key}": value for key, value in changes.items()}
+    findings = pod_network.findings(facts_of(name, software_hcas=True), {**TYPED, **given})
     assert bool(findings) == bool(obj)
     assert not obj or [item for item in findings if item.object == obj and seen in item.seen], findings
 
@@ -297,7 +284,7 @@ def cluster(version="v1.35.8+k3s1", kubelet="v1.35.8+k3s1", runtime="containerd:
     ({"source": None}, cluster(runtime="containerd://1.7.2"), "containerd 1.7.2"),
 ])  # fmt: skip
 def test_what_cannot_serve_over_dra_is_refused(runtime, seen, words):
-    findings = dra.findings("node1", {**DEFAULTS, **runtime}, seen)
+    findings = roles.over_dra("node1", {**DEFAULTS, **runtime}, seen)
     assert [words in one.seen for one in findings] == ([True] if words else [])
     assert all("device_plugin_api: device-plugin" in one.next_step for one in findings)
 
@@ -321,19 +308,18 @@ def test_the_gates_are_what_the_api_server_keeps(tmp_path, on):
     assert [gate for gate, kept in seen["gates"].items() if kept] == on
     assert (seen["served"], seen["version"]) == (True, "v1.35.8+k3s1")
     assert not [item for item in double.objects.values() if item["kind"] in ("DeviceClass", "ResourceSlice")]
-    told = " ".join(dra.notes(seen, extended_resources=True))
+    told = " ".join(roles.gates(seen, extended_resources=True))
     assert ("DRAConsumableCapacity is on" in told) == ("DRAConsumableCapacity" in on)
     assert ("stay Pending" in told) == ("DRAExtendedResource" not in on)
     double.state(without=["DeviceClass", "ResourceSlice"], version="v1.33.1")
     assert kube_dra.capabilities(double.client())["served"] is False
 
 
-def netdev(number):
-    return {"name": f"eth{number}", "type": "ether"}
-
-
 FACTS = {
-    "hcas": [{"name": f"mlx5_{n}", "pci": {"vendor": "15b3"}, "netdevs": [netdev(n)]} for n in (0, 1)],
+    "hcas": [
+        {"name": f"mlx5_{n}", "pci": {"vendor": "15b3"}, "netdevs": [{"name": f"eth{n}", "type": "ether"}]}
+        for n in (0, 1)
+    ],
     "rails": [{"index": n, "hca": f"mlx5_{n}", "netdev": f"eth{n}", "pci": f"0000:0{n}:00.0"} for n in (0, 1)],
 }
 LISTED = [

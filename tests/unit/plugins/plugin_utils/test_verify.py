@@ -1,23 +1,21 @@
 """Checks of a node, its GPUs, its networks and the fabric: the pairs for traffic, and the judge of all checks."""
 
+import functools
 import json
 import sys
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import gpu_initiated
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import OWN_ACS_RECORD
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.checks import (
-    FAILED,
-    NOT_VERIFIED,
-    PASSED,
-    UNUSED,
-)
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge, pairs, pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.gpu_checks import gpu_checks, initiated
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import World
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils import test_firewall
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils.test_fabric_plan import NIC
+
+PASSED, FAILED, NOT_VERIFIED, UNUSED = host_checks.STATUSES
 
 
 class Node:
@@ -90,10 +88,6 @@ def test_the_nic_that_a_shared_subnet_is_sent_into_from_each_rail(node, leaves_b
     assert any("10.9.0.0/24" in note for note in noted) == (status == FAILED)
 
 
-NIC = {
-    "netdev": "eth2", "management": None, "trust": "dscp", "dcbx": "host", "dscp": {"26": [3], "48": [6]},
-    "pfc": {"priorities": [3]}, "pause": {"rx": False, "tx": False},
-}  # fmt: skip
 NIC_IDS = ("dcbx", "trust", "dscp", "cnp-dscp", "pfc", "pause")
 
 
@@ -106,7 +100,7 @@ NIC_IDS = ("dcbx", "trust", "dscp", "cnp-dscp", "pfc", "pause")
     (None, {"pfc": {"priorities": [3, 6]}}, None, []),
 ])  # fmt: skip
 def test_the_settings_of_a_nic_are_checked_against_the_plan_where_there_is_one(node, plan, nic, failed, unverified):
-    node.facts["qos"]["nics"] = [{**NIC, **nic}]
+    node.facts["qos"]["nics"] = [{**NIC, "pfc": {"priorities": [3]}, **nic}]
     node.variables["fabric_plan"] = plan
     checks = {name: item for name, item in node.judged().items() if name.startswith("nic:")}
     told = [ids(checks, status) for status in (PASSED, FAILED, NOT_VERIFIED)]
@@ -118,8 +112,7 @@ def test_the_settings_of_a_nic_are_checked_against_the_plan_where_there_is_one(n
 
 
 def test_what_a_run_sets_is_not_verified_in_check_mode_and_what_it_leaves_fails_once(node):
-    node.facts["qos"] = {"programs": ["dcb", "ethtool"], "nics": [{**NIC, "pfc": {"priorities": []}, "rail": 0}]}
-    node.facts["qos"]["nics"][0].update(pci="0000:01:00.1", mac="b8:3f:d2:00:00:01")
+    node.facts["qos"] = {"programs": ["dcb", "ethtool"], "nics": [NIC]}
     node.variables.update(fabric_plan="doroce", fabric_nic_settings=True, fabric_link_flap_allowed=True)
     assert node.judged(check_mode=True)["nic:pfc:eth2"]["status"] == NOT_VERIFIED
     node.variables["fabric_link_flap_allowed"] = None
@@ -309,31 +302,30 @@ def fabric(test, result=None, error=None, **options):
     return item
 
 
-@pytest.mark.parametrize(("gbps", "changed", "status", "seen"), [
-    (380.0, {}, PASSED, "(380.0 Gb/s)"),
-    (279.9, {}, FAILED, "(279.9 Gb/s)"),
-    (0.01, {"software": True, "gbps": None}, PASSED, "function only, no threshold"),
+BROKEN, NO_DEVICE = {"ok": False, "error": "Couldn't connect"}, "exit code 1: no device"
+
+
+def carried(gbps):
+    return {"gbps": gbps, "mb_per_s": 1.2}
+
+
+@pytest.mark.parametrize(("changed", "result", "error", "check_mode", "status", "seen"), [
+    # Real HCAs have a threshold, software ones have none.
+    ({}, carried(380.0), None, False, PASSED, "(380.0 Gb/s)"),
+    ({}, carried(279.9), None, False, FAILED, "(279.9 Gb/s)"),
+    ({"software": True, "gbps": None}, carried(0.01), None, False, PASSED, "function only, no threshold"),
+    ({}, BROKEN, NO_DEVICE, False, FAILED, "Couldn't connect; b: exit code 1: no device"),
+    ({}, None, None, False, FAILED, "no result"),
+    ({}, None, None, True, NOT_VERIFIED, "check mode sends no traffic"),
+    ({"missing": ["a", "b"]}, None, None, False, NOT_VERIFIED, "ib_write_bw is not installed on a, b"),
 ])  # fmt: skip
-def test_real_hcas_have_a_threshold_and_software_ones_have_none(gbps, changed, status, seen):
-    item = fabric(planned_test(**changed), {"gbps": gbps, "mb_per_s": 1.2})
-    assert (item["status"], seen in item["seen"], item["figures"]["gbps"]) == (status, True, gbps)
-    assert ("280.0 Gb/s" in item["wanted"]) == (changed == {})
-
-
-def test_a_test_that_failed_names_both_ends():
-    item = fabric(planned_test(), {"ok": False, "error": "Couldn't connect"}, "exit code 1: no device")
-    assert (item["status"], item["object"]) == (FAILED, "ib_write_bw rail 0: a mlx5_0 -> b mlx5_0")
-    assert item["seen"] == "Couldn't connect; b: exit code 1: no device"
-
-
-@pytest.mark.parametrize(("changed", "options", "status", "seen"), [
-    ({}, {}, FAILED, "no result"),
-    ({}, {"check_mode": True}, NOT_VERIFIED, "check mode sends no traffic"),
-    ({"missing": ["a", "b"]}, {}, NOT_VERIFIED, "ib_write_bw is not installed on a, b"),
-])  # fmt: skip
-def test_a_test_without_a_result_has_a_reason(changed, options, status, seen):
-    item = fabric(planned_test(**changed), **options)
-    assert (item["status"], seen in item["seen"]) == (status, True)
+def test_what_a_test_between_nodes_shows(changed, result, error, check_mode, status, seen):
+    item = fabric(planned_test(**changed), result, error, check_mode=check_mode)
+    assert (item["status"], item["object"]) == (status, "ib_write_bw rail 0: a mlx5_0 -> b mlx5_0")
+    assert seen in item["seen"]
+    measured = (result or {}).get("gbps")
+    assert item.get("figures", {}).get("gbps") == measured
+    assert ("280.0 Gb/s" in item["wanted"]) == bool(measured and not changed)
 
 
 def test_a_rail_without_a_peer_is_not_verified_and_a_shared_address_fails():
@@ -365,20 +357,7 @@ def test_the_report_puts_failures_first_and_counts_what_was_not_verified(node):
 # --- pairs for traffic: chains by rail and subnet ---------------------------------------------------------------------
 
 
-def rail(number, address=None, state="ACTIVE", layer="Ethernet", kind="software", gids=None):
-    if gids is None:
-        gids = [{"index": 0, "gid": "fe80:0000:0000:0000:5054:00ff:fe00:0001", "type": "RoCE v2", "netdev": "eth2"}]
-        if address and ":" not in address:
-            a, b, c, d = (int(part) for part in address.partition("/")[0].split("."))
-            mapped = f"0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}"
-            gids.append({"index": 3, "gid": mapped, "type": "RoCE v2", "netdev": "eth2"})
-    name, netdev = f"hca{number}", {"name": f"eth{number}", "addresses": [address] if address else []}
-    pci = {"address": f"0000:0{number}:00.0", "link": {"speed_gts": 32.0, "width": 16}} if kind == "pci" else None
-    port = {"number": 1, "state": state, "link_layer": layer, "rate_gbps": 400.0, "gids": gids}
-    return {
-        "rail": {"index": number, "hca": name, "port": 1, "netdev": netdev["name"]},
-        "hca": {"name": name, "kind": kind, "pci": pci, "netdevs": [netdev], "ports": [port]},
-    }
+rail = functools.partial(test_firewall.rail, kind="software")
 
 
 def end(name, *rails, tools=pairs.TOOLS, runs=True):
@@ -418,7 +397,7 @@ def test_more_nodes_make_a_chain_in_which_each_takes_part(number):
     assert (len(plan["rounds"]), sum(map(len, plan["rounds"]))) == (4, len(tests))
 
 
-NO_ADDRESS = "eth0 has no IPv4 or routable IPv6 address, so no peer can address it"
+NO_ADDRESS = "eth1 has no IPv4 or routable IPv6 address, so no peer can address it"
 
 
 @pytest.mark.parametrize(("rails", "reason"), [
@@ -428,16 +407,12 @@ NO_ADDRESS = "eth0 has no IPv4 or routable IPv6 address, so no peer can address 
     ([rail(0, "10.0.0.1/24"), rail(0, "10.0.9.2/24")], "no peer in 10.0.0.0/24: rail 0 of b 10.0.9.0/24"),
     ([rail(0), rail(0, "10.0.0.2/24")], NO_ADDRESS),
     ([rail(0, "10.0.0.1/24", state="INIT"), rail(0, "10.0.0.2/24")], "the port is INIT"),
+    ([rail(0, "10.0.0.1/24"), rail(0, "10.0.0.2/24")], "its facts come from a tree of files, which cannot send"),
 ])  # fmt: skip
 def test_a_rail_without_a_peer_says_why(rails, reason):
-    plan = pairs.plan([end(name, one) for name, one in zip("ab", rails)])
+    plan = pairs.plan([end(name, one, runs="tree" not in reason) for name, one in zip("ab", rails)])
     assert plan["tests"] == []
     assert [one["reason"] for one in plan["unpaired"] if one["host"] == "a"] == [reason]
-
-
-def test_facts_from_a_tree_of_files_send_nothing():
-    plan = pairs.plan(alone("10.0.0.1/24", "10.0.0.2/24", runs=False))
-    assert (plan["tests"], len(plan["unpaired"])) == ([], 2)
 
 
 def test_an_address_that_two_nodes_have_is_reported_and_not_tested_against_itself():
@@ -449,7 +424,7 @@ def test_an_address_that_two_nodes_have_is_reported_and_not_tested_against_itsel
 
 def infiniband(prefix="fe80:0000:0000:0000"):
     gids = [{"index": 0, "gid": f"{prefix}:0002:c903:0000:0000", "type": "IB/RoCE v1", "netdev": None}]
-    return rail(0, None, layer="InfiniBand", kind="pci", gids=gids)
+    return rail(0, layer="InfiniBand", kind="pci", gids=gids)
 
 
 def test_infiniband_without_addresses_shakes_hands_over_the_management_network():
@@ -462,23 +437,16 @@ def test_infiniband_without_addresses_shakes_hands_over_the_management_network()
 @pytest.mark.parametrize("layer", ["Ethernet", "InfiniBand"])
 def test_a_gid_or_an_address_that_is_none_pairs_with_nobody(layer):
     gids = [{"index": 0, "gid": "{{ lookup }}", "type": "RoCE v2", "netdev": "eth2"}]
-    odd = rail(0, None, layer=layer, gids=gids)
+    odd = rail(0, layer=layer, gids=gids)
     odd["hca"]["netdevs"][0]["addresses"] = ["../../etc", "::1/64"]
     plan = pairs.plan([end("a", odd), end("b", rail(0, "10.0.0.2/24", layer=layer))])
     assert (plan["tests"], [item["host"] for item in plan["unpaired"]]) == ([], ["a", "b"])
 
 
-@pytest.mark.parametrize(("layer", "own", "classes"), [
-    ("Ethernet", ("oracle", None), [105, None]),
-    ("InfiniBand", ("oracle", "oracle"), [None, None]),
-])  # fmt: skip
-def test_each_end_sends_in_the_class_of_its_own_plan(layer, own, classes):
-    nodes = [
-        {**end(name, rail(0, f"10.0.0.{number}/24", layer=layer)), "fabric_plan": plan}
-        for number, (name, plan) in enumerate(zip("ab", own), 1)
-    ]
-    test = pairs.plan(nodes)["tests"][1]
-    assert [test[role]["traffic_class"] for role in ("client", "server")] == classes
+def test_each_end_sends_in_the_class_of_its_own_plan():
+    plans = zip(alone("10.0.0.1/24", "10.0.0.2/24"), ("oracle", None))
+    test = pairs.plan([{**node, "fabric_plan": plan} for node, plan in plans])["tests"][1]
+    assert [test[role]["traffic_class"] for role in ("client", "server")] == [105, None]
 
 
 @pytest.mark.parametrize(("net", "size", "tools", "tests"), [
@@ -516,22 +484,19 @@ def offered(gpus=0, classes=("nvidia",)):
     return {"nodes": [node], "runtime_classes": None if classes is None else list(classes)}
 
 
-WORKS, LACKS = "passed", "not_verified"
-
-
 @pytest.mark.parametrize(("facts", "cluster", "verdicts"), [
-    (gpu_facts(loaded=True, version="570"), offered(2), [WORKS] * 3),
-    (gpu_facts(loaded=False, on_disk=False), offered(classes=()), [LACKS] * 3),
-    (gpu_facts(loaded=True), offered(1), [WORKS, LACKS, WORKS]),
-    (gpu_facts(loaded=True), offered(2, None), [WORKS] * 2),
-    (gpu_facts(on_disk=True), None, [LACKS]),
+    (gpu_facts(loaded=True, version="570"), offered(2), [PASSED] * 3),
+    (gpu_facts(loaded=False, on_disk=False), offered(classes=()), [NOT_VERIFIED] * 3),
+    (gpu_facts(loaded=True), offered(1), [PASSED, NOT_VERIFIED, PASSED]),
+    (gpu_facts(loaded=True), offered(2, None), [PASSED] * 2),
+    (gpu_facts(on_disk=True), None, [NOT_VERIFIED]),
     (gpu_facts(gpus=0, loaded=False), offered(), []),
 ])  # fmt: skip
 def test_what_the_gpu_layer_lacks_is_not_verified_and_a_node_without_gpus_is_not_asked(facts, cluster, verdicts):
     made = gpu_checks("gpu-01", facts, cluster, PLACE if cluster else None)
     assert [item["status"] for item in made] == verdicts
     assert [item["id"] for item in made] == ["gpu:driver", "gpu:resource", "gpu:runtime-class"][: len(made)]
-    assert all(item["next_step"] for item in made if item["status"] == LACKS)
+    assert all(item["next_step"] for item in made if item["status"] == NOT_VERIFIED)
 
 
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
@@ -621,18 +586,6 @@ def known(captured):
 def gathered(known, **shared):
     hosts = [of_host["node"]["host"] for of_host in known]
     return judge.gather([*hosts, "away"], [*known, {}], {"node": known[0]["node"], **shared})
-
-
-@pytest.mark.parametrize(("registered", "failure"), [
-    ({}, ""),
-    ({"started": NO_ROOM}, "no room"),
-    ({"collected": NO_ROOM}, "no room"),
-    ({"collected": {"results": [], "error": "no end within 9 s"}}, "no end within 9 s"),
-    ({"collected": GONE}, "no route to host"),
-])  # fmt: skip
-def test_why_a_node_ran_no_tests(known, registered, failure):
-    known[0].update(registered)
-    assert gathered(known).failures == [failure, ""]
 
 
 @pytest.mark.parametrize(
