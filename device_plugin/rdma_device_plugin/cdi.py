@@ -53,19 +53,12 @@ def write(directory: str, offer: Offer) -> bool:
 
     A pool without HCAs keeps its file: a spec without devices is invalid, and the HCAs may come back.
     """
-    path = f"{directory}/{file(offer.pool.name)}"
-    if not offer.members:
-        return False
-    return update(directory, path, spec(offer))
+    text = json.dumps(spec(offer), indent=1) + "\n"
+    return bool(offer.members) and update(directory, f"{directory}/{file(offer.pool.name)}", text)
 
 
-def update(directory: str, path: str, made: dict[str, Any]) -> bool:
-    """Write a spec to its file unless it is there; True if it was missing."""
-    return update_file(directory, path, json.dumps(made, indent=1) + "\n")
-
-
-def update_file(directory: str, path: str, text: str) -> bool:
-    """The same for any text."""
+def update(directory: str, path: str, text: str) -> bool:
+    """Write a file unless it is there; True if it was missing."""
     try:
         with open(path, encoding="utf-8") as present:
             if present.read() == text:

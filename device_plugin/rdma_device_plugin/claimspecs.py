@@ -121,8 +121,9 @@ def _text(value: Any) -> str:
 def write(directory: str, record: Record) -> bool:
     """Update a claim's files; True if its spec changed. OSError leaves the old one."""
     for request, text in record.metadata.documents:
-        cdi.update_file(directory, f"{directory}/{_metadata_file(record.key.uid, request)}", text)
-    return cdi.update(directory, f"{directory}/{file(record.key.uid)}", encode(record, directory))
+        cdi.update(directory, f"{directory}/{_metadata_file(record.key.uid, request)}", text)
+    text = json.dumps(encode(record, directory), indent=1) + "\n"
+    return cdi.update(directory, f"{directory}/{file(record.key.uid)}", text)
 
 
 def remove(directory: str, uid: str) -> bool:

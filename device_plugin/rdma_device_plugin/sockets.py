@@ -10,7 +10,7 @@ import fcntl
 import os
 import socket
 import time
-from typing import Optional, Protocol
+from typing import Any, Optional
 from urllib.parse import quote
 
 import grpc
@@ -172,12 +172,6 @@ class Claim:
             return False
 
 
-class Servicer(Protocol):
-    """Something to serve: it adds its services to a server."""
-
-    def attach(self, server: grpc.aio.Server) -> None: ...
-
-
 class Listener:
     """One gRPC server on one published socket."""
 
@@ -199,8 +193,11 @@ class Listener:
         """Whether another process serves our path."""
         return not self.published and answers(self.path)
 
-    async def start(self, service: Servicer, generation: int) -> None:
-        """Serve, then publish: a visible socket responds. OSError if the directory does not allow it."""
+    async def start(self, service: Any, generation: int) -> None:
+        """Serve, then publish: a visible socket responds. OSError if the directory does not allow it.
+
+        service: adds its services to a server by `attach`.
+        """
         if len(os.fsencode(self.path)) > MAX_PATH:
             raise OSError(errno.ENAMETOOLONG, f"socket paths hold {MAX_PATH} bytes", self.path)
         # grpc only says "failed to bind" for any reason; find the reason first.

@@ -205,7 +205,7 @@ class _Api:
     def items_of(self, optional, *_words, always=()):
         return copy.deepcopy(self.world.objects), [*always, *optional]
 
-    def ask_pod(self, *_words):
+    def run(self, *_words, limit):
         return 0, self.world.answers["mine"], ""
 
 
