@@ -65,9 +65,8 @@ class Offer(NamedTuple):
         strange = [unit for unit in ids if _number(unit, self.known) is None]
         if strange:
             shown = ", ".join(unit if len(unit) <= _SHOWN else f"{unit[:_SHOWN]}..." for unit in strange[:10])
-            raise Refused(
-                f"{self.pool.resource}: never advertised device {shown}; this pool has advertised {_range(self.known)}"
-            )
+            units = f"0 to {self.known - 1}" if self.known else "none"
+            raise Refused(f"{self.pool.resource}: never advertised device {shown}; this pool has advertised {units}")
         limit = self.pool.max_per_container
         if limit and len(ids) > limit:
             raise Refused(f"{self.pool.resource}: a container asks for {len(ids)}, maxPerContainer is {limit}")
@@ -141,10 +140,6 @@ def _number(unit: str, known: int) -> Optional[int]:
     if not (unit.isascii() and unit.isdecimal()) or len(unit) > len(str(known)):
         return None
     return int(unit) if int(unit) < known else None
-
-
-def _range(known: int) -> str:
-    return f"0 to {known - 1}" if known else "none"
 
 
 def arrange(pool: Pool, chosen: tuple[Hca, ...]) -> list[tuple[Hca, ...]]:

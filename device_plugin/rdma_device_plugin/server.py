@@ -22,7 +22,6 @@ VERSION = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 PERMISSIONS = "rwm"
 
-_EMPTY = api.Empty()
 _STARTED = api.PreStartContainerResponse()
 _NOTED = registration.RegistrationStatusResponse()
 
