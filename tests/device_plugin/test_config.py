@@ -36,15 +36,6 @@ def raw(text):
 # Upstream's table.
 
 
-def test_two_entries_and_an_interval():
-    """A3, A4"""
-    config = load(document(entry("a", devices=["ib0"]), entry("b"), interval=30))
-    assert [one.resource for one in config.pools] == ["rdma/a", "rdma/b"]
-    assert config.interval == 30
-    assert load(document(entry())).interval == 60
-    assert load(document(entry(), interval=0)).interval == 0
-
-
 def test_devices_selectors_and_counts():
     """A7, A8, A9"""
     config = load(document(entry("test_config", devices=["ib0"])))

@@ -503,14 +503,6 @@ def test_one_hca_for_both_is_refused_at_the_start(base, node, kubelet, api):
     assert "mlx5_0" in plugin.error
 
 
-def test_mode_device_plugin_says_what_it_does_not_serve(base, node, kubelet, api):
-    with dra(base, node, api, entry("a"), entry("b", api="dra"), mode="device-plugin") as plugin:
-        kubelet.wait_allocatable("rdma/a", 100)
-        assert set(kubelet.clients) == {"rdma/a"}
-        assert plugin.plugin.parts.warnings == ("rdma/b: not served, its api is dra and the mode is device-plugin",)
-        assert plugin.plugin.front is None
-
-
 def test_a_kubelet_that_hangs_up_while_a_claim_is_written_leaves_no_record(base, node, kubelet, api, monkeypatch):
     """The file is written after the request to unprepare it, and has to go."""
     write, saving = claimspecs.write, threading.Event()

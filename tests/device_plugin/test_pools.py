@@ -279,14 +279,6 @@ def names(found):
 EIGHT = [numbered(number, number // 4) for number in range(8)]
 
 
-def test_every_unit_is_all_hcas():
-    found = offer(EIGHT, count=3)
-    assert [unit for unit, _healthy, _nodes in found.devices()] == ["0", "1", "2"]
-    assert names(found.hcas_of(["1"])) == names(EIGHT)
-    assert found.files(found.members)[-2:] == ["/dev/infiniband/uverbs7", "/dev/infiniband/rdma_cm"]
-    assert found.files(found.members).count("/dev/infiniband/rdma_cm") == 1
-
-
 def test_spread_gives_each_unit_hcas_of_its_own():
     """Pitfall 10"""
     found = offer(EIGHT, count=16, allocation="spread")
@@ -329,12 +321,6 @@ def test_health_is_that_of_the_units_hcas():
     assert spread.healthy == 14
     assert offer(EIGHT, states, count=16, health={"ports": "all"}).healthy == 0
     assert offer(EIGHT, exclusive=True, count=16).healthy == 0
-
-
-def test_an_empty_pool_has_no_units_and_one_that_lost_its_hcas_keeps_them():
-    """A21, 4.3"""
-    assert list(offer([], count=3).devices()) == []
-    assert list(offer([], known=3, count=3).devices()) == [(str(unit), False, ()) for unit in range(3)]
 
 
 def test_refusals_name_what_is_refused():

@@ -148,7 +148,7 @@ def answers(root: str, kubelet_root: str = KUBELET) -> dict[str, dict] | None:
     """
     if root.rstrip("/"):
         return {}
-    resources = served(Tree(root))
+    resources = served(root)
     if not resources:
         return {}
     if os.geteuid() != 0:
@@ -156,15 +156,15 @@ def answers(root: str, kubelet_root: str = KUBELET) -> dict[str, dict] | None:
     return ask_all(resources, [f"{kubelet_root}/plugins_registry", DEVICE_PLUGINS])
 
 
-def served(tree: Tree) -> dict[str, str]:
+def served(root: str) -> dict[str, str]:
     """The resources that device plugins for RDMA should serve on the node, by name, each with its server: a unit,
     ours or that of another plugin, or else a process.
     """
-    found = {}
+    found, tree = {}, Tree(root)
     for rival in _rivals(tree, 0):
         by = rival["unit"] or f"process {rival['pid']} {rival['where']}"
         found.update(dict.fromkeys(rival["names"] or (), by))
-    if os.path.lexists(under(tree.root, ENABLED)):
+    if os.path.lexists(under(root, ENABLED)):
         found.update(dict.fromkeys(_own_resources(tree), SERVICE))
     return found
 

@@ -4,8 +4,6 @@ import hashlib
 import json
 import pathlib
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
@@ -323,15 +321,6 @@ def test_each_rail_becomes_a_resource_of_63_that_sets_no_link_up():
     ]
 
 
-def test_the_plugin_takes_what_is_made_of_rails(tmp_path):
-    (tmp_path / "plugin.pyz").write_bytes(code.archive(ROOT))
-    (tmp_path / "config.json").write_text(config.document(config.entries("rails", RAILS), 300))
-    command = [sys.executable, "-I", "-B", tmp_path / "plugin.pyz", "check-config", "-strict", tmp_path / "config.json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "rdma/hca_shared_devices_0 (63), rdma/hca_shared_devices_1 (63)" in done.stdout
-
-
 def test_a_list_passes_through_as_it_is():
     given = [{"ResourceName": "a", "whatever": [1], "linkup": False}, {"resourceName": "b"}]
     assert json.loads(config.document(config.entries(given, None), 0))["configList"] == given
@@ -414,13 +403,3 @@ def test_a_service_has_an_account_of_its_node_and_a_daemonset_one_for_all():
     in_pods = {"in_pods": True, "namespace": "kube-system"}
     (account,) = by_kind(NODES, "ServiceAccount", **in_pods)
     assert (account["metadata"]["name"], by_kind(NODES, "Namespace", **in_pods)) == ("rdma-device-plugin", [])
-
-
-def test_rights_are_those_and_no_more():
-    (role,) = by_kind(NODES, "ClusterRole")
-    assert {(rule["resources"][0], *rule["verbs"]) for rule in role["rules"]} == {
-        ("resourceslices", "get", "list", "watch", "create", "update", "patch", "delete"),
-        ("resourceclaims", "get"),
-        ("nodes", "get"),
-    }
-    assert dra.objects([], SETTINGS) == []
