@@ -36,10 +36,10 @@ def extended_resource_name(name):
 
 
 def dial(path, stopping=None):
-    """Wait until a socket is served. grpc's own future for that leaves a noisy thread behind."""
+    """Wait until a socket or an address is served. grpc's own future for that leaves a noisy thread behind."""
     deadline = time.monotonic() + DIAL
     while True:
-        with socket.socket(socket.AF_UNIX) as probe:
+        with socket.socket(socket.AF_UNIX if isinstance(path, str) else socket.AF_INET) as probe:
             try:
                 probe.connect(path)
                 return

@@ -48,8 +48,8 @@ def soon(plugin, api, names, seconds=2 * PATIENCE):
 
 
 @contextlib.contextmanager
-def offering(base, node, api):
-    with dra(base, node, api) as plugin:
+def offering(base, node, api, *entries, **more):
+    with dra(base, node, api, *entries, **more) as plugin:
         soon(plugin, api, units(UP, 3))
         yield plugin
 
@@ -93,8 +93,7 @@ def test_nothing_is_asked_of_the_api_server_before_the_kubelet_knows_us(base, no
 
 
 def test_an_older_kubelet_takes_the_older_version(base, node, api):
-    with Kubelet(base, dra_versions=("v1beta1.DRAPlugin",)) as kubelet, dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with Kubelet(base, dra_versions=("v1beta1.DRAPlugin",)) as kubelet, offering(base, node, api):
         claim = api.allocate("one", {"rail": f"{UP}-u00"})
         assert kubelet.driver().service == "v1beta1.DRAPlugin"
         assert [one.device_name for one in kubelet.driver().prepare(claim)[claim[2]].devices] == [f"{UP}-u00"]
@@ -181,8 +180,7 @@ def test_every_rail_of_a_large_node_has_its_number_and_no_two_share_it(base, kub
 
 
 def test_a_starting_kubelet_wipes_the_slices(base, node, api):
-    with Kubelet(base, started=api.wipe) as kubelet, dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with Kubelet(base, started=api.wipe) as kubelet, offering(base, node, api) as plugin:
         for _round in range(ROUNDS):
             kubelet.restart()
             begun = time.monotonic()
@@ -380,8 +378,7 @@ def test_a_claim_brings_the_network_of_its_rail_to_its_own_pod(base, node, kubel
     (node.root / "networks").mkdir()
     (node.root / "networks/rail3.conf").touch()
     rail = entry(count=3, rail=3)
-    with dra(base, node, api, rail, claim_networks="/networks/") as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api, rail, claim_networks="/networks/"):
         driver, every, one = kubelet.driver(), asking("every"), asking("one", requests=["b"])
         others = asking("other-owner", owner="another-pod"), asking("no-request", requests=["c"])
         answer = driver.prepare(every, one, *others)
@@ -391,14 +388,12 @@ def test_a_claim_brings_the_network_of_its_rail_to_its_own_pod(base, node, kubel
             assert (said[claimspecs.POD], said[claimspecs.NETWORKS]) == (f"pod-of-{uid}", "rail3")
         assert claimspecs.NETWORKS not in annotations("uid-no-request")
     (node.root / "networks/rail3.conf").unlink()
-    with dra(base, node, api, rail, claim_networks="/networks/") as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api, rail, claim_networks="/networks/"):
         driver = kubelet.driver()
         assert driver.prepare(every)["uid-every"] == answer["uid-every"], "it is prepared already"
         late = asking("late")
         assert "rail3.conf" in driver.prepare(late)["uid-late"].error
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api):
         assert "it is not a rail" in kubelet.driver().prepare(late)["uid-late"].error
 
 

@@ -183,15 +183,6 @@ def test_gdrdrv_is_there_by_its_device_and_in_a_container_by_its_module(base):
     assert "gdrdrv" in pools.discover(Tree(str(node.root))).common
 
 
-def test_nodes_are_looked_for_where_they_can_be_seen(base):
-    wanted = ("/dev/infiniband/uverbs0",)
-    assert pools.present(str(base), wanted), "without /dev it is unknown"
-    (base / "dev/infiniband").mkdir(parents=True)
-    assert not pools.present(str(base), wanted)
-    (base / "dev/infiniband/uverbs0").touch()
-    assert pools.present(str(base), wanted)
-
-
 # Health.
 
 
@@ -244,12 +235,6 @@ def test_port_states_of_what_is_gone_are_unknown(laid_out):
         ("mlx5_1", 1): "DOWN",
         ("gone", 1): None,
     }
-
-
-def test_the_netns_mode_is_read(laid_out):
-    assert pools.discover(Tree(str(laid_out("exclusive-netns-foreign-file")))).exclusive
-    assert not pools.discover(Tree(str(laid_out("gh200-cx7-roce")))).exclusive
-    assert not pools.discover(Tree(str(laid_out("card-without-mlx5-ib")))).exclusive, "ib_core is not loaded"
 
 
 # --- units and their HCAs ---------------------------------------------------------------------------------------------

@@ -73,8 +73,7 @@ OWNED, MANAGED = "rdma.gpufabric.io/owner", "app.kubernetes.io/managed-by"
 def foreign(name, manager, operation="Update", **labels):
     """A namespace that someone else created."""
     managed = [{"manager": manager, "operation": operation, "fieldsV1": []}]
-    meta = {"name": name, "labels": labels, "managedFields": managed}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
+    return kubectl_cluster.api_object("v1", "Namespace", name, metadata={"labels": labels, "managedFields": managed})
 
 
 @pytest.mark.parametrize(

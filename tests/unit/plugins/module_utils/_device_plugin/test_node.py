@@ -198,8 +198,11 @@ OF_A_UNIT = {**GO, "pod": False, "unit": "k8s-rdma-shared-dp.service", "where": 
 
 CLOSED = {**SERVED, "config": {"content": "{}\n", "mode": "0600"}}
 RIVALS = {**NOTHING, "rivals": [GO, OF_A_UNIT]}
+NEW = [*INSTALLED, (planner.ENABLED, "link"), (planner.OBJECT, "start")]
+BESIDE, STOPS = {**NOTHING, "rivals": [OF_A_UNIT]}, ("unit k8s-rdma-shared-dp.service", "stop and disable")
 DONE = {
-    "nothing there": (NOTHING, {}, [*INSTALLED, (planner.ENABLED, "link"), (planner.OBJECT, "start")]),
+    "nothing there": (NOTHING, {}, NEW),
+    "a unit stops first": (BESIDE, {"migrate_allowed": True}, [STOPS, *NEW]),
     "all as wanted": (SERVED, {}, []),
     "config": (SERVED, {"config": '{"a": 1}\n'}, [(planner.CONFIG, "write")]),
     "unit": (SERVED, {"unit": "[Unit]\n\n"}, [(planner.UNIT, "write"), RESTART]),
@@ -222,12 +225,6 @@ def test_what_is_done(state, wanted, done):
 def test_without_systemd_the_files_are_written_and_the_rest_is_reported():
     done, findings, _not_applied, not_verified = changed({**NOTHING, "service": None})
     assert (planner.UNIT in done, planner.OBJECT in done, findings, bool(not_verified)) == (True, False, [], True)
-
-
-def test_a_unit_is_stopped_before_ours_is_installed():
-    made = actions({**NOTHING, "rivals": [OF_A_UNIT]}, migrate_allowed=True)
-    assert made[0] == ("unit k8s-rdma-shared-dp.service", "stop and disable")
-    assert made[-1] == (planner.OBJECT, "start")
 
 
 BY_HAND = {**GO, "pod": False, "where": "started by hand"}
@@ -394,12 +391,9 @@ def test_classes_one_for_any_rail_and_one_for_each():
     assert not [one for one in by_kind(NODES, "DeviceClass", extended_resources=False) if len(one["spec"]) > 1]
 
 
-def test_a_service_has_an_account_of_its_node_and_a_daemonset_one_for_all():
+def test_a_service_has_an_account_of_its_node():
     made = by_kind(NODES, "ServiceAccount")
     accounts = [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in made]
     assert accounts == [("gpufabric-rdma", "rdma-device-plugin-a"), ("gpufabric-rdma", "rdma-device-plugin-b.example")]
     (binding,) = by_kind(NODES, "ClusterRoleBinding")
     assert [(one["namespace"], one["name"]) for one in binding["subjects"]] == accounts
-    in_pods = {"in_pods": True, "namespace": "kube-system"}
-    (account,) = by_kind(NODES, "ServiceAccount", **in_pods)
-    assert (account["metadata"]["name"], by_kind(NODES, "Namespace", **in_pods)) == ("rdma-device-plugin", [])
