@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubelet_double import Kubelet
 from rdma_device_plugin import cli, log
+from rdma_device_plugin import explain as explanation
 from rdma_device_plugin.config import ConfigError, load
 from rdma_device_plugin.log import printable
 
@@ -199,9 +200,6 @@ def test_explain_refuses_an_invalid_capture(base, content, text):
 # The captured node, and a composed one of each kind of link and file.
 @pytest.mark.parametrize("name", ["lab-rxe-debian12", "sfs", "vfs", "gh200-cx7-roce", "mlx4-two-ports"])
 def test_a_captured_file_is_explained_as_its_tree_is(base, name):
-    from rdma_device_plugin import explain as explanation
-    from rdma_device_plugin.config import load
-
     config = load(document(entry(), entry("s", extraSelectors={"ifNames": ["*"]}, softwareDevices=True)))
     node = Node(base / "node", name)
     (base / "laid").mkdir()

@@ -231,7 +231,7 @@ def test_metrics(base, node, port):
     config = document(entry(count=10, health={"downSeconds": 0, "upSeconds": 0}))
     with (
         Kubelet(base, watches=False) as kubelet,
-        Running(base, config, node.root, metrics=f"127.0.0.1:{port}", kubelet=kubelet) as plugin,
+        Running(base, config, node.root, metrics=f"127.0.0.1:{port}", kubelet=kubelet),
     ):
         kubelet.allocate(NAME, ["0"])
         found = samples(port)
@@ -260,7 +260,7 @@ def test_counters_of_the_ports(base, node, port):
         path = directory / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(value + "\n")
-    with Running(base, document(entry()), node.root, metrics=f"127.0.0.1:{port}") as plugin:
+    with Running(base, document(entry()), node.root, metrics=f"127.0.0.1:{port}"):
         found = samples(port)
         of = 'hca="mlx5_0",port="1"'
         assert found[f"rdma_port_transmit_bytes_total{{{of}}}"] == "4000.0"
@@ -314,6 +314,7 @@ def test_idle_connections_use_up_no_descriptors(base, node, port):
         Kubelet(base, watches=False) as kubelet,
         Running(base, document(entry()), node.root, metrics=f"127.0.0.1:{port}", kubelet=kubelet) as plugin,
     ):
+        dial(("127.0.0.1", port))
         before = len(os.listdir("/proc/self/fd"))
         idle = [socket.create_connection(("127.0.0.1", port), timeout=5) for _one in range(300)]
         try:
