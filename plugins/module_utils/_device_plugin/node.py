@@ -356,27 +356,21 @@ class Installer:
                 remove_tree(self.root, HOME)
                 yield change
 
-    def _systemctl(self, *words: str) -> tuple[int, str]:
-        code, out, error = self.run(["systemctl", *words])
-        return code, (error or out).strip()
-
     def _stop(self, change: Change) -> Change:
         unit = SERVICE if change.object == OBJECT else change.object.split()[1]
         words = ("stop", unit) if change.action == "stop" else ("disable", "--now", unit)
-        code, said = self._systemctl(*words)
+        code, out, error = self.run(["systemctl", *words])
         if code:
-            raise Refused.because(
-                f"unit {unit}", "stopped", said, f"stop it by hand (systemctl stop {unit}) and run again"
-            )
+            step = f"stop it by hand (systemctl stop {unit}) and run again"
+            raise Refused.because(f"unit {unit}", "stopped", (error or out).strip(), step)
         return change
 
     def _install_code(self) -> None:
         source = os.path.join(self.staged, os.path.basename(CODE))
         seen = _sha256(source)
         if seen != self.wanted["code"]:
-            raise Refused.because(
-                source, f"sha256 {self.wanted['code']}", str(seen), "run again; the transfer was incomplete"
-            )
+            step = "run again; the transfer was incomplete"
+            raise Refused.because(source, f"sha256 {self.wanted['code']}", str(seen), step)
         target = under(self.root, CODE)
         with replacing(target) as stream:
             _compiled(source, stream)
@@ -430,15 +424,11 @@ class Installer:
     def _start(self, change: Change) -> None:
         for folder in self.wanted["directories"]:
             os.makedirs(folder, mode=0o750, exist_ok=True)
-        code, said = self._systemctl("restart", SERVICE)
+        code, out, error = self.run(["systemctl", "restart", SERVICE])
         if code:
             _code, journal, _error = self.run(["journalctl", "--no-pager", "--output=cat", "-n", "12", "-u", SERVICE])
-            raise Refused.because(
-                OBJECT,
-                "active",
-                " | ".join([said, *journal.strip().splitlines()[-6:]]),
-                f"check journalctl -u {NAME} and run again",
-            )
+            seen = " | ".join([(error or out).strip(), *journal.strip().splitlines()[-6:]])
+            raise Refused.because(OBJECT, "active", seen, f"check journalctl -u {NAME} and run again")
 
 
 def _compiled(source: str, target: IO[bytes]) -> None:
