@@ -49,6 +49,18 @@ def dial(path, stopping=None):
         time.sleep(0.01)
 
 
+def waited(changed, condition, seconds):
+    """Wait until condition() is true; its last value. changed: a Condition, notified of most changes."""
+    deadline = time.monotonic() + seconds
+    with changed:
+        while True:
+            value = condition()
+            left = deadline - time.monotonic()
+            if value or left <= 0:
+                return value
+            changed.wait(min(left, 0.05))
+
+
 class Client:
     """The kubelet's side of one plugin: options asked once, one ListAndWatch stream."""
 
@@ -230,15 +242,7 @@ class Kubelet:
         return len(self.devices(resource) or {})
 
     def wait(self, condition, seconds=PATIENCE):
-        """Wait until condition() is true; its last value."""
-        deadline = time.monotonic() + seconds
-        with self.changed:
-            while True:
-                value = condition()
-                left = deadline - time.monotonic()
-                if value or left <= 0:
-                    return value
-                self.changed.wait(min(left, 0.05))
+        return waited(self.changed, condition, seconds)
 
     def wait_allocatable(self, resource, count, seconds=PATIENCE):
         self.wait(lambda: resource in self.clients and self.allocatable(resource) == count, seconds)

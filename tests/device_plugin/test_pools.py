@@ -69,11 +69,6 @@ def test_extra_selectors_take_patterns(laid_out):
     assert chosen(root, True, extraSelectors={"pKeys": ["0x8001"]}) == []
 
 
-def test_a_partition_is_the_same_for_full_and_limited_members():
-    hca = card(pkeys=frozenset([0x1]))
-    assert pools.judge(pool(extraSelectors={"pKeys": ["0x8001"]}), hca) is None
-
-
 # Discovery.
 
 
@@ -262,16 +257,6 @@ def names(found):
 
 
 EIGHT = [numbered(number, number // 4) for number in range(8)]
-
-
-def test_spread_gives_each_unit_hcas_of_its_own():
-    """Pitfall 10"""
-    found = offer(EIGHT, count=16, allocation="spread")
-    assert [names(found.hcas_of([str(unit)])) for unit in range(16)] == [[f"mlx5_{unit % 8}"] for unit in range(16)]
-    assert names(found.hcas_of(["0", "9"])) == ["mlx5_0", "mlx5_1"]
-    two = offer(EIGHT, count=16, allocation="spread", hcasPerUnit=2)
-    assert names(two.hcas_of(["1"])) == ["mlx5_2", "mlx5_3"]
-    assert names(offer(EIGHT[:3], count=9, allocation="spread", hcasPerUnit=9).hcas_of(["5"])) == names(EIGHT[:3])
 
 
 @given(st.integers(1, 12), st.integers(1, 14), st.sampled_from(["spread", "numa"]), st.integers(1, 3))
