@@ -10,7 +10,6 @@ import stat
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 
-
 ONE, DEP = "options ib_core netns_mode=1", "softdep b pre: c"
 
 
