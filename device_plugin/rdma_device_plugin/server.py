@@ -105,15 +105,13 @@ class Service:
         self._stale = stale
         self._feed = Feed(device_list(offer))
 
-    def offers(self, offer: Offer, force: bool = False) -> bool:
+    def offers(self, offer: Offer, force: bool) -> None:
         """Set a new offer. The kubelet gets it if something visible to it changed, or by force."""
-        if not force and offer.same_for_kubelet(self.offer):
-            self.offer = offer
-            return False
+        differs = force or not offer.same_for_kubelet(self.offer)
         self.offer = offer
-        self.updates += 1
-        self._feed.publish(device_list(offer))
-        return True
+        if differs:
+            self.updates += 1
+            self._feed.publish(device_list(offer))
 
     @property
     def name(self) -> str:
