@@ -339,9 +339,12 @@ def test_two_claims_share_an_hca(base, node, kubelet):
         assert len(specs(base)) == 2
 
 
+GOING = {"deletionTimestamp": "2026-11-26T00:00:00Z"}
 UNPREPARED = [
     (lambda claim: claim["metadata"].update(uid="another"), "was deleted and recreated"),
     (lambda claim: claim.update(status={}), "it is not allocated"),
+    (lambda claim: claim["status"].pop("reservedFor"), "it is reserved for no pod"),
+    (lambda claim: (claim["status"].pop("reservedFor"), claim["metadata"].update(GOING)), "it is being deleted"),
     (lambda claim: claim["status"]["allocation"]["devices"].update(results=[]), "no device of"),
     (lambda claim: claim["status"]["allocation"]["devices"]["results"][0].update(pool="node2"), "-node-name"),
     (lambda claim: claim["status"]["allocation"]["devices"]["results"][0].update(device="gpu-0"), "has mlx5-0"),
@@ -523,29 +526,6 @@ def test_a_kubelet_that_hangs_up_while_a_claim_is_written_leaves_no_record(base,
 def _given_up(driver, claim):
     with contextlib.suppress(grpc.RpcError):
         driver.prepare(claim, timeout=0.7)
-
-
-# Claims that nothing unprepares.
-
-
-def reserved_no_more(claim):
-    claim["status"].pop("reservedFor")
-
-
-def being_deleted(claim):
-    claim["metadata"]["deletionTimestamp"] = "2026-11-26T00:00:00Z"
-    reserved_no_more(claim)
-
-
-@pytest.mark.parametrize("end", [reserved_no_more, being_deleted])
-def test_a_late_prepare_brings_no_claim_back(base, node, kubelet, api, end):
-    claim = api.allocate("one", {"r": f"{UP}-u00"})
-    with offering(base, node, api):
-        kubelet.driver().prepare(claim)
-        kubelet.driver().unprepare(claim)
-        end(api.claims[claim[:2]])
-        assert kubelet.driver().prepare(claim)["uid-one"].error
-        assert (specs(base), checkpointed(base)) == ([], [])
 
 
 def test_an_instance_that_waits_for_another_writes_nothing(base, node, kubelet, api):
