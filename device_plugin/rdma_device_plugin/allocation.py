@@ -65,9 +65,8 @@ class Offer(NamedTuple):
         strange = [unit for unit in ids if _number(unit, self.known) is None]
         if strange:
             shown = ", ".join(unit if len(unit) <= _SHOWN else f"{unit[:_SHOWN]}..." for unit in strange[:10])
-            raise Refused(
-                f"{self.pool.resource}: never advertised device {shown}; this pool has advertised {_range(self.known)}"
-            )
+            units = f"0 to {self.known - 1}" if self.known else "none"
+            raise Refused(f"{self.pool.resource}: never advertised device {shown}; this pool has advertised {units}")
         limit = self.pool.max_per_container
         if limit and len(ids) > limit:
             raise Refused(f"{self.pool.resource}: a container asks for {len(ids)}, maxPerContainer is {limit}")
@@ -89,15 +88,9 @@ class Offer(NamedTuple):
         """The HCAs that the container may use, for its libraries. Never a GID index, which changes while pods run."""
         if not self.pool.env or not chosen:
             return {}
-        found = {f"RDMA_{_NOT_IN_ENV.sub('_', self.pool.name.upper())}_DEVICES": ",".join(hca.name for hca in chosen)}
         places = [f"{hca.name}:{port}" for hca in chosen for port in self.active.get(hca.name, ())]
         places = places or [f"{hca.name}:{port.number}" for hca in chosen for port in hca.ports]
-        if "nccl" in self.pool.env:
-            # Without "=" NCCL treats the names as prefixes: mlx5_1 would match mlx5_10 too.
-            found["NCCL_IB_HCA"] = f"={','.join(places)}"
-        if "ucx" in self.pool.env:
-            found["UCX_NET_DEVICES"] = ",".join(places)
-        return found
+        return variables(self.pool.env, {self.pool.name: [hca.name for hca in chosen]}, places)
 
     def prefer(self, available: list[str], required: list[str], size: int) -> list[str]:
         """`size` units: the required ones, then those that add HCAs, close to the chosen ones, and least used.
@@ -136,15 +129,22 @@ class Offer(NamedTuple):
         return tuple({hca.numa_node for hca in self.groups[index].hcas if hca.numa_node >= 0})
 
 
+def variables(words: tuple[str, ...], names: Mapping[str, Iterable[str]], places: list[str]) -> dict[str, str]:
+    """The environment that an entry's `env` asks for. names: HCAs by pool or request; places: all as HCA:port."""
+    found = {f"RDMA_{_NOT_IN_ENV.sub('_', of.upper())}_DEVICES": ",".join(hcas) for of, hcas in names.items()}
+    if "nccl" in words:
+        # Without "=" NCCL treats the names as prefixes: mlx5_1 would match mlx5_10 too.
+        found["NCCL_IB_HCA"] = f"={','.join(places)}"
+    if "ucx" in words:
+        found["UCX_NET_DEVICES"] = ",".join(places)
+    return found
+
+
 def _number(unit: str, known: int) -> Optional[int]:
     """The index of an ID that was advertised; None for any other text, of any length."""
     if not (unit.isascii() and unit.isdecimal()) or len(unit) > len(str(known)):
         return None
     return int(unit) if int(unit) < known else None
-
-
-def _range(known: int) -> str:
-    return f"0 to {known - 1}" if known else "none"
 
 
 def arrange(pool: Pool, chosen: tuple[Hca, ...]) -> list[tuple[Hca, ...]]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -48,37 +49,27 @@ def spec(offer: Offer) -> dict[str, Any]:
     return {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
 
 
-def write(directory: str, offer: Offer) -> bool:
-    """Update a pool's file; True if it changed. Other files are ignored.
+def write(directory: str, offer: Offer) -> None:
+    """Update a pool's file. Other files are ignored.
 
     A pool without HCAs keeps its file: a spec without devices is invalid, and the HCAs may come back.
     """
-    path = f"{directory}/{file(offer.pool.name)}"
-    if not offer.members:
-        return False
-    return update(directory, path, spec(offer))
+    if offer.members:
+        update(directory, f"{directory}/{file(offer.pool.name)}", json.dumps(spec(offer), indent=1) + "\n")
 
 
-def update(directory: str, path: str, made: dict[str, Any]) -> bool:
-    """Write a spec to its file unless it is there; True if it was missing."""
-    return update_file(directory, path, json.dumps(made, indent=1) + "\n")
-
-
-def update_file(directory: str, path: str, text: str) -> bool:
-    """The same for any text."""
-    try:
-        with open(path, encoding="utf-8") as present:
-            if present.read() == text:
-                return False
-    except (OSError, ValueError):
-        pass  # absent or damaged: rewrite it
+def update(directory: str, path: str, text: str) -> None:
+    """Write a file unless it is there."""
+    # An absent or damaged one is written again.
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as present:
+        if present.read() == text:
+            return
     os.makedirs(directory, exist_ok=True)
     replace_file(path, text.encode(), 0o644)
-    return True
 
 
-def remove(directory: str, pool: str) -> bool:
-    return remove_file(f"{directory}/{file(pool)}")
+def remove(directory: str, pool: str) -> None:
+    remove_file(f"{directory}/{file(pool)}")
 
 
 def replace_file(path: str, data: bytes, mode: int) -> None:
@@ -102,10 +93,6 @@ def replace_file(path: str, data: bytes, mode: int) -> None:
         os.close(directory)
 
 
-def remove_file(path: str) -> bool:
-    """False if there was none."""
-    try:
+def remove_file(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        return False
-    return True

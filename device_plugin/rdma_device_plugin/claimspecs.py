@@ -118,18 +118,18 @@ def _text(value: Any) -> str:
     return value
 
 
-def write(directory: str, record: Record) -> bool:
-    """Update a claim's files; True if its spec changed. OSError leaves the old one."""
+def write(directory: str, record: Record) -> None:
+    """Update a claim's files. OSError leaves the old one."""
     for request, text in record.metadata.documents:
-        cdi.update_file(directory, f"{directory}/{_metadata_file(record.key.uid, request)}", text)
-    return cdi.update(directory, f"{directory}/{file(record.key.uid)}", encode(record, directory))
+        cdi.update(directory, f"{directory}/{_metadata_file(record.key.uid, request)}", text)
+    text = json.dumps(encode(record, directory), indent=1) + "\n"
+    cdi.update(directory, f"{directory}/{file(record.key.uid)}", text)
 
 
-def remove(directory: str, uid: str) -> bool:
-    removed = cdi.remove_file(f"{directory}/{file(uid)}")
+def remove(directory: str, uid: str) -> None:
+    cdi.remove_file(f"{directory}/{file(uid)}")
     for path in glob.glob(f"{glob.escape(directory)}/{_metadata_file(uid, '*')}"):
         cdi.remove_file(path)
-    return removed
 
 
 def load(directory: str) -> tuple[dict[str, Record], dict[str, Optional[Key]]]:

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, NoReturn, Optional
 
 from . import __version__, log
 from .config import Config, ConfigError, load
@@ -166,41 +166,55 @@ def main(arguments: Optional[list[str]] = None) -> int:
         sys.stderr.write((log.printable(text) + "\n" if text else "") + usage(flags, command))
         return 2 if text else 0
     if command == "check-config":
-        path = rest[0] if rest else str(CONFIG_FILE.default)
-        return check_config(path, bool(values["strict"]), str(values["mode"]), str(values["root"]))
+        return report(rest[0] if rest else str(CONFIG_FILE.default), values, _checked)
     if command == "explain":
-        return explain(str(values["config-file"]), bool(values["strict"]), str(values["root"]))
+        return report(str(values["config-file"]), values, _explained)
     if values["v"] or values["version"]:
         _out(version() + "\n")
         return 0
     return serve(values, rest)
 
 
-def check_config(path: str, strict: bool, mode: str = "device-plugin", root: str = "") -> int:
-    """For pipelines: one line per problem, exit code 1 if there is any.
-
-    root: a node, or a captured one, whose HCAs must not be counted twice; empty to check only the file.
-    """
-    from . import explain as explanation
-    from . import modes
+def report(path: str, values: dict[str, object], answer: Callable[..., list[str]]) -> int:
+    """Exit code 0 with the lines of an answer about a config file, or 1 with one line per problem."""
+    from .explain import NoCapture
 
     try:
-        config = _load(path, strict)
-        parts = modes.split(config, mode)
-        problems = modes.contradictions(parts) or (_counted_twice(parts, root) if root else [])
-        if problems:
-            raise ConfigError(problems)
+        with open(path, "rb") as handle:
+            config = load(handle.read(), bool(values["strict"]))
+        lines = answer(config, path, values)
     except OSError as error:
-        return _complain([f"{path}: {error.strerror}"])
+        problems = [f"{error.filename or path}: {error.strerror}"]
     except ConfigError as error:
-        return _complain([f"{path}: {problem}" for problem in error.problems])
-    except explanation.NoCapture as error:
-        return _complain([str(error)])
+        problems = [f"{path}: {problem}" for problem in error.problems]
+    except NoCapture as error:
+        problems = [str(error)]
+    else:
+        _out("".join(log.printable(line) + "\n" for line in lines))
+        return 0
+    sys.stderr.write("".join(log.printable(problem) + "\n" for problem in problems))
+    return 1
+
+
+def _checked(config: Config, path: str, values: dict[str, object]) -> list[str]:
+    """With a root, a node or a captured one, its HCAs must not be counted twice either. ConfigError."""
+    from . import modes
+
+    parts = modes.split(config, str(values["mode"]))
+    problems = modes.contradictions(parts) or (_counted_twice(parts, str(values["root"])) if values["root"] else [])
+    if problems:
+        raise ConfigError(problems)
     for warning in (*config.warnings, *parts.warnings):
         sys.stderr.write(log.printable(f"{path}: warning: {warning}") + "\n")
     names = ", ".join(f"{pool.resource} ({pool.count})" for pool in config.pools)
-    _out(log.printable(f"{path}: ok, every {config.interval} s: {names}") + "\n")
-    return 0
+    return [f"{path}: ok, every {config.interval} s: {names}"]
+
+
+def _explained(config: Config, _path: str, values: dict[str, object]) -> list[str]:
+    from .explain import explain
+
+    with _node(str(values["root"])) as folder:
+        return explain(config, folder)
 
 
 def _counted_twice(parts: modes.Split, root: str) -> list[str]:
@@ -209,7 +223,7 @@ def _counted_twice(parts: modes.Split, root: str) -> list[str]:
 
     wanted = pools.Wanted(pkeys=any(pool.extra.pKeys for pool in (*parts.device, *parts.dra)))
     with _node(root) as folder:
-        return [found.text for found in modes.overlaps(parts, pools.discover(Tree(folder), wanted))]
+        return list(modes.overlaps(parts, pools.discover(Tree(folder), wanted)).values())
 
 
 @contextlib.contextmanager
@@ -226,33 +240,6 @@ def _node(root: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="rdma-explain-") as folder:
         explanation.lay_out(explanation.load(root), pathlib.Path(folder).resolve())
         yield folder
-
-
-def explain(path: str, strict: bool, root: str) -> int:
-    from . import explain as explanation
-
-    try:
-        config = _load(path, strict)
-        with _node(root) as folder:
-            answer = explanation.explain(config, folder)
-    except OSError as error:
-        return _complain([f"{error.filename or path}: {error.strerror}"])
-    except ConfigError as error:
-        return _complain([f"{path}: {problem}" for problem in error.problems])
-    except explanation.NoCapture as error:
-        return _complain([str(error)])
-    _out("".join(log.printable(line) + "\n" for line in answer))
-    return 0
-
-
-def _load(path: str, strict: bool) -> Config:
-    with open(path, "rb") as handle:
-        return load(handle.read(), strict)
-
-
-def _complain(problems: list[str]) -> int:
-    sys.stderr.write("".join(log.printable(problem) + "\n" for problem in problems))
-    return 1
 
 
 def serve(values: dict[str, object], rest: list[str]) -> int:
@@ -305,8 +292,6 @@ def _one_heap() -> None:
     """Let all threads allocate from one heap. grpc's ten would get one each, and each kubelet restart would leave
     buffers in a different one: 3 MB after 100 restarts then, 1 MB with one heap, which stops growing after 50.
     """
-    import ctypes
-
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it, musl has no arenas
     if mallopt:
         mallopt(-8, 1)  # M_ARENA_MAX

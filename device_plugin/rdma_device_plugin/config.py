@@ -29,7 +29,6 @@ NEEDS = ("required", "optional", "never")
 APIS = ("device-plugin", "dra")
 TAINTS = ("NoSchedule", "NoExecute")
 _FLAPS = 100
-CHAR_DEVICES = ("uverbs", "umad", "issm", "rdma_cm", "gdrdrv")
 
 KUBELET_SOCKET = "kubelet.sock"
 
@@ -148,26 +147,10 @@ class Config(NamedTuple):
 _STRINGS = (listing(text, str), list)
 _CHOICE = (text, str)
 _SELECTORS = struct(dict.fromkeys(Selectors._fields, _STRINGS))
-_EXTRA = struct(
-    {
-        "rdmaDevices": _STRINGS,
-        "pciAddresses": _STRINGS,
-        "ifNames": _STRINGS,
-        "numaNodes": (listing(integer, int), list),
-        "pKeys": _STRINGS,
-    }
-)
-_CHAR_DEVICES = struct(dict.fromkeys(CHAR_DEVICES, _CHOICE))
-_HEALTH = struct(
-    {
-        "ports": _CHOICE,
-        "downSeconds": (seconds, nothing),
-        "upSeconds": (seconds, nothing),
-        "taint": _CHOICE,
-        "flaps": (integer, int),
-        "flapSeconds": (seconds, nothing),
-    }
-)
+_EXTRA = struct({**dict.fromkeys(ExtraSelectors._fields, _STRINGS), "numaNodes": (listing(integer, int), list)})
+_CHAR_DEVICES = struct(dict.fromkeys(CharDevices._fields, _CHOICE))
+_SECONDS = dict.fromkeys(("downSeconds", "upSeconds", "flapSeconds"), (seconds, nothing))
+_HEALTH = struct({"ports": _CHOICE, "taint": _CHOICE, "flaps": (integer, int), **_SECONDS})
 
 
 def _env(decoder: gojson.Decoder, value: Any, before: Any, path: str) -> Any:

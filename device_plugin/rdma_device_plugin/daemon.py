@@ -99,8 +99,7 @@ class Plugin(State):
         if self.settings.mode != modes.DEVICE_PLUGIN:
             from . import dra  # only if used: it doubles the memory
 
-            self.front = dra.Front(self.settings, self._directories, self.files, stale=self.rescan)
-            self.front.hung = lambda: self.hung
+            self.front = dra.Front(self.settings, self._directories, self.files, self.rescan, lambda: self.hung)
         listeners = [events.watch_devices(self.rescan), events.watch_links(self.poll_ports)] if self._listen else []
         self._directories.watch(self._config_file.directory, self._config_changed)
         first = asyncio.ensure_future(self._scan())
@@ -192,7 +191,7 @@ class Plugin(State):
     def _counted_twice(self, config: Config) -> str:
         """Why a config must not be served: HCAs that DRA and another entry would count; empty for none."""
         parts = modes.split(config, self.settings.mode)
-        return modes.problem(modes.overlaps(parts, self.inventory), modes.contradictions(parts))
+        return "; ".join([*modes.overlaps(parts, self.inventory).values(), *modes.contradictions(parts)])
 
     def _config_changed(self, _name: str) -> None:
         self._reload_wanted.set()
@@ -261,7 +260,7 @@ class Plugin(State):
             offer = self._offer(pool, memory, 0)
             served = self._prepare(offer, memory)
             # The spec exists before its first device can be requested, and no other instance serves the pool.
-            served.resource.begin = functools.partial(self._begin, served)
+            served.resource.begin = functools.partial(self._write_cdi, served)
             # An unusable directory ends a starting plugin, never one that already serves others.
             served.task = asyncio.ensure_future(served.resource.run(retry_always=self.ready.is_set()))
             self.served[pool.name] = served
@@ -387,10 +386,8 @@ class Plugin(State):
         level = logging.INFO if offer.healthy or not offer.count else logging.WARNING
         log.on_change(f"offer {name}", f"{name}: offer", level, devices=offer.count, healthy=offer.healthy, hcas=who)
 
-    async def _begin(self, served: Served) -> None:
-        await self._write_cdi(served, served.service.offer)
-
-    async def _write_cdi(self, served: Served, offer: allocation.Offer) -> None:
+    async def _write_cdi(self, served: Served, offer: Optional[allocation.Offer] = None) -> None:
+        offer = offer or served.service.offer
         if self.settings.use_cdi and served.resource.held.is_set():
             served.service.cdi_ready = await self._files_of_cdi(offer.pool.name, cdi.write, offer)
 
@@ -401,7 +398,7 @@ class Plugin(State):
             await take(self._cdi_wanted, backstop(self.settings.timing.backstop))
             async with self._updating:
                 for served in self.served.values():
-                    await self._write_cdi(served, served.service.offer)
+                    await self._write_cdi(served)
 
     def _cdi_changed(self, name: str) -> None:
         if not name or cdi.is_ours(name):
@@ -414,17 +411,14 @@ class Plugin(State):
         try:
             await self.files.within(self.settings.cdi_patience, action, directory, what)
         except asyncio.TimeoutError:
-            log.on_change(
-                f"cdi {pool}", f"writing the CDI spec of {pool} in {directory} does not return", logging.ERROR
-            )
-            return False
+            problem = f"writing the CDI spec of {pool} in {directory} does not return"
         except OSError as error:
-            log.on_change(
-                f"cdi {pool}", f"cannot write the CDI spec of {pool} in {directory}: {error.strerror}", logging.ERROR
-            )
-            return False
-        log.on_change(f"cdi {pool}", f"the CDI spec of {pool} is in place", directory=directory)
-        return True
+            problem = f"cannot write the CDI spec of {pool} in {directory}: {error.strerror}"
+        else:
+            log.on_change(f"cdi {pool}", f"the CDI spec of {pool} is in place", directory=directory)
+            return True
+        log.on_change(f"cdi {pool}", problem, logging.ERROR)
+        return False
 
     async def _set_up_links(self) -> None:
         """Like upstream for each selected interface, once when the interface appears."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, Callable, Optional
 
 import grpc
@@ -50,17 +50,14 @@ class DraService:
     def __init__(self, preparer: Preparer, node: str, endpoint: str):
         self.observer = Observer()
         self.connected = False
-        self._preparer = preparer
-        self._node = node
-        self._endpoint = endpoint
-        self._health = _Health(node)
+        self._preparer, self._node, self._endpoint = preparer, node, endpoint
+        self._health = Feed(())
 
     def attach(self, server: grpc.aio.Server) -> None:
         serve(server, registration, "Registration", self)
-        plugin = _Plugin(self._preparer)
         for version in VERSIONS:
-            serve(server, api, "DRAPlugin", plugin, f"k8s.io.kubelet.pkg.apis.dra.{version}")
-        serve(server, health_api, "DRAResourceHealth", self._health)
+            serve(server, api, "DRAPlugin", self, f"k8s.io.kubelet.pkg.apis.dra.{version}")
+        serve(server, health_api, "DRAResourceHealth", self)
 
     def options(self) -> Any:
         raise NotImplementedError("a DRA driver registers only by its socket")
@@ -70,15 +67,15 @@ class DraService:
         self.connected = False
 
     def close(self) -> None:
-        self._health.feed.close()
+        self._health.close()
 
-    def health(self, known: Iterable[Device], forms: Iterable[Form], gone: Iterable[str], unknown: bool) -> None:
+    def health(self, known: Iterable[Device], forms: list[Form], gone: list[str], unknown: bool) -> None:
         """Publish the health of all devices, under the names of each form. gone: names of claims without an HCA."""
-        self._health.publish(tuple(known), tuple(forms), tuple(gone), unknown)
-
-    @property
-    def watchers(self) -> int:
-        return self._health.watchers
+        by_name = dict.fromkeys(gone, health_api.UNHEALTHY)
+        for device in known:
+            health = health_api.UNKNOWN if unknown else health_api.HEALTHY if device.up else health_api.UNHEALTHY
+            by_name.update((name, health) for form in forms for name in device.names(form))
+        self._health.publish(tuple(by_name.items()))
 
     # pluginregistration.Registration
 
@@ -93,18 +90,11 @@ class DraService:
         self.observer.notified(request.plugin_registered, request.error)
         return registration.RegistrationStatusResponse()
 
-
-class _Plugin:
-    """k8s.io.kubelet.pkg.apis.dra.*.DRAPlugin"""
-
-    def __init__(self, preparer: Preparer):
-        self._preparer = preparer
+    # k8s.io.kubelet.pkg.apis.dra.*.DRAPlugin
 
     async def NodePrepareResources(self, request: Any, context: Any) -> Any:
-        keys = {claim.uid: Key(claim.namespace, claim.name, claim.uid) for claim in request.claims}
-        answers = await asyncio.gather(*(self._preparer.prepare(key) for key in keys.values()), return_exceptions=True)
         response = api.NodePrepareResourcesResponse()
-        for uid, answer in zip(keys, answers):
+        for uid, answer in await _each_claim(request, self._preparer.prepare):
             entry = response.claims[uid]
             record, entry.error = (None, _internal(answer)) if isinstance(answer, BaseException) else answer
             if entry.error:
@@ -121,51 +111,35 @@ class _Plugin:
         return response
 
     async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:
-        keys = {claim.uid: Key(claim.namespace, claim.name, claim.uid) for claim in request.claims}
-        answers = await asyncio.gather(
-            *(self._preparer.unprepare(key) for key in keys.values()), return_exceptions=True
-        )
         response = api.NodeUnprepareResourcesResponse()
-        for uid, answer in zip(keys, answers):
+        for uid, answer in await _each_claim(request, self._preparer.unprepare):
             response.claims[uid].error = _internal(answer) if isinstance(answer, BaseException) else answer
         return response
+
+    # v1alpha1.DRAResourceHealth: complete lists, sent again before the kubelet's timeout.
+
+    async def NodeWatchResources(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        async for by_name in self._health.follow():
+            answer, now = health_api.NodeWatchResourcesResponse(), int(time.time())
+            for name, health in by_name:
+                answer.devices.add(
+                    device=health_api.DeviceIdentifier(pool_name=self._node, device_name=name),
+                    health=health,
+                    last_updated_time=now,
+                )
+            yield answer
+
+
+async def _each_claim(request: Any, job: Callable[[Key], Awaitable[Any]]) -> Iterable[tuple[str, Any]]:
+    """(uid, answer or error) of a job for each claim of a request, all at once."""
+    keys = {claim.uid: Key(claim.namespace, claim.name, claim.uid) for claim in request.claims}
+    return zip(keys, await asyncio.gather(*map(job, keys.values()), return_exceptions=True))
 
 
 def _internal(error: BaseException) -> str:
     """An unexpected error of one claim must not affect the others."""
     log.error("a claim's call failed unexpectedly", reason=repr(error))
     return f"internal error of the driver: {error!r}; see its log"
-
-
-class _Health:
-    """v1alpha1.DRAResourceHealth: complete lists, sent again before the kubelet's timeout."""
-
-    def __init__(self, node: str):
-        self.feed = Feed(())
-        self.watchers = 0
-        self._node = node
-
-    def publish(self, known: tuple[Device, ...], forms: tuple[Form, ...], gone: tuple[str, ...], unknown: bool) -> None:
-        found = dict.fromkeys(gone, health_api.UNHEALTHY)
-        for device in known:
-            health = health_api.UNKNOWN if unknown else health_api.HEALTHY if device.up else health_api.UNHEALTHY
-            found.update((name, health) for form in forms for name in device.names(form))
-        self.feed.publish(tuple(found.items()))
-
-    async def NodeWatchResources(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        self.watchers += 1
-        try:
-            async for found in self.feed.follow():
-                answer, now = health_api.NodeWatchResourcesResponse(), int(time.time())
-                for name, health in found:
-                    answer.devices.add(
-                        device=health_api.DeviceIdentifier(pool_name=self._node, device_name=name),
-                        health=health,
-                        last_updated_time=now,
-                    )
-                yield answer
-        finally:
-            self.watchers -= 1
 
 
 SOCKET = "dra.sock"
@@ -200,16 +174,22 @@ class Driver(Resource):
 class Front:
     """DRA for the daemon: `start`, `update` with each change of the node, `run` forever, `stop`."""
 
-    def __init__(self, settings: Settings, directories: Directories, files: Worker, stale: Callable[[], None]):
+    def __init__(
+        self,
+        settings: Settings,
+        directories: Directories,
+        files: Worker,
+        stale: Callable[[], None],
+        hung: Callable[[], bool],
+    ):
         self.node = settings.node_name
         self.overlap = ""
         self.devices: tuple[Device, ...] = ()
         self.pools: tuple[Pool, ...] = ()
         self.memories: dict[str, Memory] = {}
-        self.hung: Callable[[], bool] = lambda: False
         self.task: Optional[asyncio.Task] = None
         home = f"{settings.plugins_directory}/{DRIVER}"
-        self._settings = settings
+        self._settings, self._hung = settings, hung
         self._directories = directories
         self._api = Api(settings.kubeconfig, self.node, settings.api_timeout)
         self.publisher = Publisher(self._api)
@@ -258,11 +238,12 @@ class Front:
     def update(self, parts: Split, inventory: Inventory, ports: Ports) -> None:
         """Adopt the node's present state."""
         self.pools = parts.dra
-        found = modes.overlaps(parts, inventory)
-        self.overlap = modes.problem(found)
+        overlaps = modes.overlaps(parts, inventory)
+        self.overlap = "; ".join(overlaps.values())
         if self.overlap:
             log.on_change("overlap", "left out over DRA", logging.ERROR, reason=self.overlap)
-        inventory = modes.without(found, inventory)
+        # An HCA that starts to overlap while serving stays with its first entry.
+        inventory = inventory._replace(hcas=tuple(hca for hca in inventory.hcas if hca.label not in overlaps))
         entries = []
         now = time.monotonic()
         for pool in parts.dra:
@@ -306,8 +287,8 @@ class Front:
             for one in record.devices
             if one.hca not in known
         ]
-        forms: Iterable[Form] = [self.publisher.form] if self.publisher.form else [Form(True), Form(False)]
-        self.service.health(self.devices, forms, gone, self.hung())
+        forms = [self.publisher.form] if self.publisher.form else [Form(True), Form(False)]
+        self.service.health(self.devices, forms, gone, self._hung())
 
     async def _refresher(self) -> None:
         while True:

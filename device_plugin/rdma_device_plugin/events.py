@@ -27,7 +27,7 @@ _BUFFER = 1 << 16
 
 # Subsystems whose devices can change a pool: HCAs, their character devices, netdevs, functions and modules.
 SUBSYSTEMS = frozenset(
-    ("infiniband", "infiniband_verbs", "infiniband_mad", "infiniband_cm", "misc", "net", "pci", "auxiliary", "module")
+    b"infiniband infiniband_verbs infiniband_mad infiniband_cm misc net pci auxiliary module".split()
 )
 
 _IN_MODIFY, _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 2, 8, 0x40, 0x80, 0x100, 0x200
@@ -37,16 +37,10 @@ _EVENT = struct.Struct("iIII")
 _ANY = "/"  # no entry of a directory has that name
 
 
-def parse_uevent(message: bytes) -> dict[str, str]:
-    """`ACTION@devpath\\0KEY=value\\0…` as a dict; empty for udevd's own format."""
-    if b"@" not in message.partition(b"\0")[0]:
-        return {}
-    pairs = (part.partition(b"=") for part in message.split(b"\0")[1:] if b"=" in part)
-    return {key.decode("ascii", "replace"): value.decode("utf-8", "replace") for key, _equals, value in pairs}
-
-
-def concerns_rdma(uevent: dict[str, str]) -> bool:
-    return uevent.get("SUBSYSTEM") in SUBSYSTEMS and uevent.get("ACTION") != "offline"
+def concerns_rdma(uevent: bytes) -> bool:
+    """Whether a message of the kernel, `ACTION@devpath\\0KEY=value\\0…`, is about a device of interest."""
+    values = dict(part.partition(b"=")[::2] for part in uevent.split(b"\0")[1:])
+    return values.get(b"SUBSYSTEM") in SUBSYSTEMS and values.get(b"ACTION") != b"offline"
 
 
 class _Netlink:
@@ -91,7 +85,7 @@ def watch_devices(changed: Callable[[], None]) -> Optional[_Netlink]:
     """Call `changed` when a device of interest is added, removed, renamed or bound."""
 
     def receive(message: bytes) -> None:
-        if concerns_rdma(parse_uevent(message)):
+        if concerns_rdma(message):
             changed()
 
     return _open("device events", _NETLINK_KOBJECT_UEVENT, _KERNEL_GROUP, receive, changed)

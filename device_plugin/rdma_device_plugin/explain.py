@@ -15,7 +15,6 @@ from . import allocation, pools
 from .config import Config
 from .hca import Tree
 from .hca.facts import gather
-from .pools import Inventory
 
 
 def explain(config: Config, root: str) -> list[str]:
@@ -23,10 +22,7 @@ def explain(config: Config, root: str) -> list[str]:
     found = pools.discover(tree, pools.Wanted(any(pool.extra.pKeys for pool in config.pools)))
     # The library knows more about a Mellanox card without RDMA: which module is blocked, and by which file.
     facts = gather(tree, subset=["pci"])["cards_without_rdma"]
-    return lines(config, found, {card["address"]: f"{card['reason']} {card['next_step']}" for card in facts})
-
-
-def lines(config: Config, found: Inventory, reasons: dict[str, str]) -> list[str]:
+    reasons = {card["address"]: f"{card['reason']} {card['next_step']}" for card in facts}
     answer = []
     if found.exclusive:
         answer.append("node: RDMA netns mode exclusive, all devices are Unhealthy (wanted: shared)")

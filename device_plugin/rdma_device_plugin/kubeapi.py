@@ -21,6 +21,15 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _CHECK = 10.0  # seconds between looks at the kubeconfig file
 
 
+# What an HTTP status means here; 0 without an answer.
+_ADVICE = {
+    0: " (is the API server up?)",
+    401: " (the credential is not accepted: see -kubeconfig)",
+    403: f" (the plugin's ClusterRole and its binding are missing, or the credential is of another node: {DRIVER})",
+    404: " (gone, or the cluster has no resource.k8s.io/v1: Kubernetes 1.34 or newer is needed)",
+}
+
+
 class ApiProblem(Exception):
     """A failed call; the text is for people. code: HTTP status, 0 without an answer."""
 
@@ -34,6 +43,7 @@ class Api:
 
     def __init__(self, kubeconfig: str, node: str, timeout: float = 10.0):
         self.node = node
+        self._fields = {"spec.nodeName": node, "spec.driver": DRIVER}
         self._kubeconfig = kubeconfig
         self._timeout = timeout
         # Imports and TLS set-up, off the event loop.
@@ -55,7 +65,7 @@ class Api:
         """({name: slice}, resource version) of this node and driver."""
         client = await self._open()
         try:
-            listing = client.list(self._kinds["slice"], fields=self._fields())
+            listing = client.list(self._kinds["slice"], fields=self._fields)
             found = {one["metadata"]["name"]: dict(one) async for one in listing}
             return found, listing.resourceVersion
         except Exception as error:
@@ -66,7 +76,7 @@ class Api:
         client = await self._open()
         try:
             changes = client.watch(
-                self._kinds["slice"], fields=self._fields(), server_timeout=seconds, resource_version=version
+                self._kinds["slice"], fields=self._fields, server_timeout=seconds, resource_version=version
             )
             async for kind, found in changes:
                 yield kind, dict(found)
@@ -93,9 +103,6 @@ class Api:
 
     # Below.
 
-    def _fields(self) -> dict[str, str]:
-        return {"spec.nodeName": self.node, "spec.driver": DRIVER}
-
     async def _call(
         self, method: str, kind: str, *arguments: Any, body: Optional[dict[str, Any]] = None, **options: Any
     ) -> dict[str, Any]:
@@ -121,7 +128,8 @@ class Api:
                 try:
                     self._client, self._kinds = await self._worker.run(_connect, self._kubeconfig, self._timeout)
                 except Exception as error:
-                    raise ApiProblem(_no_credential(self._kubeconfig, error)) from error
+                    seen = f"{self._kubeconfig or SERVICE_ACCOUNT}: {type(error).__name__}: {error}"
+                    raise ApiProblem(f"no access to the API server: {seen}; give a file with -kubeconfig") from error
                 self._stamp = stamp
             return self._client
 
@@ -133,24 +141,7 @@ class Api:
         if code in (0, 401):
             self._stamp, self._checked = None, 0.0  # certificates and tokens rotate: read them again
         detail = str(error).strip().partition("\n")[0] or type(error).__name__
-        return ApiProblem(f"{what}: {detail}{_advice(int(code))}", int(code))
-
-
-def _advice(code: int) -> str:
-    if code == 401:
-        return " (the credential is not accepted: see -kubeconfig)"
-    if code == 403:
-        return (
-            f" (the plugin's ClusterRole and its binding are missing, or the credential is of another node: {DRIVER})"
-        )
-    if code == 404:
-        return " (gone, or the cluster has no resource.k8s.io/v1: Kubernetes 1.34 or newer is needed)"
-    return "" if code else " (is the API server up?)"
-
-
-def _no_credential(kubeconfig: str, error: Exception) -> str:
-    where = kubeconfig or SERVICE_ACCOUNT
-    return f"no access to the API server: {where}: {type(error).__name__}: {error}; give a file with -kubeconfig"
+        return ApiProblem(f"{what}: {detail}{_ADVICE.get(int(code), '')}", int(code))
 
 
 def _stamp(kubeconfig: str) -> Any:

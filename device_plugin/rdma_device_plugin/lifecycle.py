@@ -410,14 +410,10 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-# Its place in upstream's image.
-CONFIG_FILE = "/k8s-rdma-shared-dev-plugin/config.json"
-
-
 class Settings(NamedTuple):
     """The command line's settings."""
 
-    config_file: str = CONFIG_FILE
+    config_file: str
     strict: bool = False
     use_cdi: bool = False
     cdi_mode: str = "devices"

@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import InfoMetricFamily
 
 from . import __version__, pools
 from .hca import Tree, paths
 from .status import State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_PREFIX = "rdma_device_plugin_"
+_PREFIX, _PORT = "rdma_device_plugin", ["hca", "port"]
 # The two that the kernel counts in units of four bytes (IBTA PortCounters).
 _BYTES = {"port_xmit_data": "rdma_port_transmit_bytes", "port_rcv_data": "rdma_port_receive_bytes"}
 _KINDS = ("counters", "hw_counters")
@@ -39,146 +41,74 @@ def port_counters(tree: Tree, ports: tuple[tuple[str, int], ...]) -> Counters:
 
 
 def render(families: list[Any]) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(_Fixed(families))
-    return generate_latest(registry)
-
-
-class _Fixed:
-    def __init__(self, families: list[Any]):
-        self._families = families
-
-    def collect(self) -> list[Any]:
-        return self._families
+    return generate_latest(SimpleNamespace(collect=lambda: families))
 
 
 def families(state: State, counters: Counters) -> list[Any]:
     return [*_resources(state), *_node(state), *_ports(state), *_counters(counters)]
 
 
-def _family(kind: Any, name: str, text: str, labels: list[str], samples: Iterator[tuple[list[str], float]]) -> Any:
-    family = kind(name, text, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
 def _resources(state: State) -> list[Any]:
-    served = [(one.pool.resource, one) for one in state.served.values()]
-    offers = [(name, one.service.offer) for name, one in served]
-
-    def gauge(name: str, text: str, labels: list[str], samples: Iterator[tuple[list[str], float]]) -> Any:
-        return _family(GaugeMetricFamily, _PREFIX + name, text, labels, samples)
-
-    def counter(name: str, text: str, labels: list[str], samples: Iterator[tuple[list[str], float]]) -> Any:
-        return _family(CounterMetricFamily, _PREFIX + name, text, labels, samples)
-
-    return [
-        gauge(
-            "devices",
-            "Units advertised to the kubelet, by health.",
-            ["resource", "health"],
-            (
-                ([name, health], count)
-                for name, offer in offers
-                for health, count in (("Healthy", offer.healthy), ("Unhealthy", offer.count - offer.healthy))
-            ),
-        ),
-        gauge("hcas", "HCAs behind the pool.", ["resource"], (([name], len(offer.members)) for name, offer in offers)),
-        gauge(
-            "registered",
-            "1 while the kubelet holds a stream open.",
-            ["resource"],
-            (([name], one.resource.registered) for name, one in served),
-        ),
-        gauge(
-            "streams",
-            "Open ListAndWatch streams.",
-            ["resource"],
-            (([name], one.service.streams) for name, one in served),
-        ),
-        counter(
-            "registrations",
-            "Answers of the kubelet to a registration.",
-            ["resource", "mode", "result"],
-            (
-                ([name, mode, result], count)
-                for name, one in served
-                for (mode, result), count in sorted(one.resource.registrations.items())
-            ),
-        ),
-        counter(
-            "updates",
-            "Lists published after the first.",
-            ["resource"],
-            (([name], one.service.updates) for name, one in served),
-        ),
-        counter(
-            "allocations",
-            "Containers that asked for units.",
-            ["resource", "result"],
-            (
-                ([name, result], one.service.allocations[result])
-                for name, one in served
-                for result in ("granted", "refused")
-            ),
-        ),
-    ]
+    of = ["resource"]
+    devices = Gauge(f"{_PREFIX}_devices", "Units advertised to the kubelet, by health.", labels=[*of, "health"])
+    hcas = Gauge(f"{_PREFIX}_hcas", "HCAs behind the pool.", labels=of)
+    registered = Gauge(f"{_PREFIX}_registered", "1 while the kubelet holds a stream open.", labels=of)
+    streams = Gauge(f"{_PREFIX}_streams", "Open ListAndWatch streams.", labels=of)
+    answers = [*of, "mode", "result"]
+    registrations = Counter(f"{_PREFIX}_registrations", "Answers of the kubelet to a registration.", labels=answers)
+    updates = Counter(f"{_PREFIX}_updates", "Lists published after the first.", labels=of)
+    allocations = Counter(f"{_PREFIX}_allocations", "Containers that asked for units.", labels=[*of, "result"])
+    for one in state.served.values():
+        name, service, offer = one.pool.resource, one.service, one.service.offer
+        devices.add_metric([name, "Healthy"], offer.healthy)
+        devices.add_metric([name, "Unhealthy"], offer.count - offer.healthy)
+        hcas.add_metric([name], len(offer.members))
+        registered.add_metric([name], one.resource.registered)
+        streams.add_metric([name], service.streams)
+        for (mode, result), count in sorted(one.resource.registrations.items()):
+            registrations.add_metric([name, mode, result], count)
+        updates.add_metric([name], service.updates)
+        for result in ("granted", "refused"):
+            allocations.add_metric([name, result], service.allocations[result])
+    return [devices, hcas, registered, streams, registrations, updates, allocations]
 
 
 def _node(state: State) -> list[Any]:
-    info = InfoMetricFamily(_PREFIX + "build", "Version.", value={"version": __version__})
-    scans = CounterMetricFamily(_PREFIX + "scans", "Scans of the node.", labels=["result"])
+    scans = Counter(f"{_PREFIX}_scans", "Scans of the node.", labels=["result"])
     scans.add_metric(["done"], state.scans)
     scans.add_metric(["failed"], state.scan_failures)
-    reloads = CounterMetricFamily(_PREFIX + "config_reloads", "Changes of the config file.", labels=["result"])
+    reloads = Counter(f"{_PREFIX}_config_reloads", "Changes of the config file.", labels=["result"])
     for result in ("applied", "failed"):
         reloads.add_metric([result], state.reloads[result])
+    exclusive, valid = state.inventory.exclusive, not state.config_error
     return [
-        info,
+        InfoMetricFamily(f"{_PREFIX}_build", "Version.", value={"version": __version__}),
         scans,
-        CounterMetricFamily(_PREFIX + "scan_seconds", "Time spent in scans.", value=state.scan_seconds_total),
-        GaugeMetricFamily(_PREFIX + "last_scan_seconds", "Duration of the last scan.", value=state.scan_seconds),
-        GaugeMetricFamily(_PREFIX + "monitoring_hangs", "1 while a read of sysfs does not return.", value=state.hung),
-        GaugeMetricFamily(
-            _PREFIX + "netns_exclusive", "1 in RDMA netns mode exclusive.", value=state.inventory.exclusive
-        ),
-        GaugeMetricFamily(
-            _PREFIX + "config_valid", "0 while the config file cannot be used.", value=not state.config_error
-        ),
+        Counter(f"{_PREFIX}_scan_seconds", "Time spent in scans.", value=state.scan_seconds_total),
+        Gauge(f"{_PREFIX}_last_scan_seconds", "Duration of the last scan.", value=state.scan_seconds),
+        Gauge(f"{_PREFIX}_monitoring_hangs", "1 while a read of sysfs does not return.", value=state.hung),
+        Gauge(f"{_PREFIX}_netns_exclusive", "1 in RDMA netns mode exclusive.", value=exclusive),
+        Gauge(f"{_PREFIX}_config_valid", "0 while the config file cannot be used.", value=valid),
         reloads,
     ]
 
 
 def _ports(state: State) -> list[Any]:
-    keys = sorted(state.ports.states)
-    return [
-        _family(
-            GaugeMetricFamily,
-            "rdma_port_active",
-            "1 while the port's state is ACTIVE.",
-            ["hca", "port"],
-            (([hca, str(port)], state.ports.states[hca, port] == pools.ACTIVE) for hca, port in keys),
-        ),
-        _family(
-            CounterMetricFamily,
-            "rdma_port_link_flaps",
-            "Times the port was seen to leave ACTIVE.",
-            ["hca", "port"],
-            (([hca, str(port)], state.ports.flaps[hca, port]) for hca, port in keys),
-        ),
-    ]
+    active = Gauge("rdma_port_active", "1 while the port's state is ACTIVE.", labels=_PORT)
+    flaps = Counter("rdma_port_link_flaps", "Times the port was seen to leave ACTIVE.", labels=_PORT)
+    for hca, port in sorted(state.ports.states):
+        active.add_metric([hca, str(port)], state.ports.states[hca, port] == pools.ACTIVE)
+        flaps.add_metric([hca, str(port)], state.ports.flaps[hca, port])
+    return [active, flaps]
 
 
 def _counters(counters: Counters) -> list[Any]:
-    labels = ["hca", "port"]
-    made = {name: CounterMetricFamily(name, f"{source} in bytes.", labels=labels) for source, name in _BYTES.items()}
-    made["counters"] = CounterMetricFamily(
-        "rdma_port_counters", "InfiniBand counters of the port (ports/N/counters).", labels=[*labels, "counter"]
-    )
-    made["hw_counters"] = CounterMetricFamily(
-        "rdma_port_hw_counters", "The driver's counters of the port (ports/N/hw_counters).", labels=[*labels, "counter"]
-    )
+    made = {name: Counter(name, f"{source} in bytes.", labels=_PORT) for source, name in _BYTES.items()}
+    of = [*_PORT, "counter"]
+    text = "InfiniBand counters of the port (ports/N/counters)."
+    made["counters"] = Counter("rdma_port_counters", text, labels=of)
+    text = "The driver's counters of the port (ports/N/hw_counters)."
+    made["hw_counters"] = Counter("rdma_port_hw_counters", text, labels=of)
     for hca, port, kind, name, value in counters:
         if kind == "counters" and name in _BYTES:
             made[_BYTES[name]].add_metric([hca, str(port)], value * 4)

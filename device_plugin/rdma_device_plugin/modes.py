@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from . import pools
 from .config import Config, ExtraSelectors, Pool, Selectors
@@ -20,18 +20,6 @@ class Split(NamedTuple):
     device: tuple[Pool, ...]
     dra: tuple[Pool, ...]
     warnings: tuple[str, ...] = ()
-
-
-class Overlap(NamedTuple):
-    """An HCA that entries would count more than once."""
-
-    hca: str
-    pools: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        names = " and ".join(self.pools)
-        return f"{self.hca} is in {names}, so it would be counted more than once: give it to one of them"
 
 
 def split(config: Config, mode: str) -> Split:
@@ -57,14 +45,17 @@ def _in_vain(pool: Pool) -> list[str]:
     return [f"{pool.resource}: {text}" for text in found]
 
 
-def overlaps(parts: Split, inventory: Inventory) -> list[Overlap]:
-    """HCAs of a node that DRA would publish although another entry also has them."""
-    found = []
+def overlaps(parts: Split, inventory: Inventory) -> dict[str, str]:
+    """{HCA: why DRA must not publish it}: another entry also has it, so it would be counted more than once."""
+    found = {}
     for hca in inventory.hcas:
         over_dra = [pool.resource for pool in parts.dra if pools.unselected(pool, hca) is None]
         others = [pool.resource for pool in parts.device if pools.unselected(pool, hca) is None]
         if over_dra and len(over_dra) + len(others) > 1:
-            found.append(Overlap(hca.label, (*over_dra, *others)))
+            names = " and ".join([*over_dra, *others])
+            found[hca.label] = (
+                f"{hca.label} is in {names}, so it would be counted more than once: give it to one of them"
+            )
     return found
 
 
@@ -96,14 +87,3 @@ def _hardware_only(pool: Pool) -> bool:
 
 def _narrower(inner: Selectors | ExtraSelectors, outer: Selectors | ExtraSelectors) -> bool:
     return all(not wide or (narrow and set(narrow) <= set(wide)) for narrow, wide in zip(inner, outer))
-
-
-def without(found: list[Overlap], inventory: Inventory) -> Inventory:
-    """The inventory for DRA: an HCA that starts to overlap while serving stays with its first entry."""
-    labels = {overlap.hca for overlap in found}
-    return inventory._replace(hcas=tuple(hca for hca in inventory.hcas if hca.label not in labels))
-
-
-def problem(found: list[Overlap], lines: Optional[list[str]] = None) -> str:
-    """All overlaps as one text; empty for none."""
-    return "; ".join([*(overlap.text for overlap in found), *(lines or ())])

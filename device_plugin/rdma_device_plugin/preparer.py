@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Callable, Optional
@@ -20,8 +19,6 @@ from .devices import Device
 from .kubeapi import Api, ApiProblem
 from .pools import Inventory
 from .worker import Worker
-
-_NOT_IN_ENV = re.compile("[^A-Z0-9]")
 
 
 class Preparer:
@@ -293,13 +290,9 @@ def _with_env(chosen: list[Prepared], known: Iterable[Device]) -> list[Prepared]
     made = []
     for one in chosen:
         words = entries[one.hca, one.port].env if (one.hca, one.port) in entries else ()
-        env = {}
-        for request in one.result.requests if words else ():
-            beside = dict.fromkeys(other.hca for other in chosen if request in other.result.requests)
-            env[f"RDMA_{_NOT_IN_ENV.sub('_', request.upper())}_DEVICES"] = ",".join(beside)
-        if "nccl" in words:
-            env["NCCL_IB_HCA"] = f"={','.join(places)}"
-        if "ucx" in words:
-            env["UCX_NET_DEVICES"] = ",".join(places)
-        made.append(one._replace(env=tuple(env.items())))
+        beside = {
+            request: dict.fromkeys(other.hca for other in chosen if request in other.result.requests)
+            for request in (one.result.requests if words else ())
+        }
+        made.append(one._replace(env=tuple(allocation.variables(words, beside, places).items())))
     return made

@@ -13,24 +13,18 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterable
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from . import devices, log, slices
 from .devices import Device, Form
 from .kubeapi import Api, ApiProblem
 from .worker import end
 
-
-class Pace(NamedTuple):
-    """Seconds. watch: until everything is read again, gates included. settle: from a change to the write, so that one
-    write serves a burst. rewrites: how often in a row to write a slice that the API server keeps changing.
-    """
-
-    watch: int = 300
-    settle: float = 0.05
-    retry_first: float = 0.2
-    retry_most: float = 5.0
-    rewrites: int = 5
+# Seconds: until everything is read again, gates included; from a change to the write, so that one write serves a burst;
+# the first and the longest wait before a new try.
+_WATCH, _SETTLE, _RETRY_FIRST, _RETRY_MOST = 300, 0.05, 0.2, 5.0
+# How often in a row to write a slice that the API server keeps changing.
+_REWRITES = 5
 
 
 class Stale(Exception):
@@ -40,14 +34,13 @@ class Stale(Exception):
 class Publisher:
     """Publishes `offer`ed devices as long as `run` runs. error: why it cannot now; empty while all is well."""
 
-    def __init__(self, api: Api, pace: Optional[Pace] = None):
+    def __init__(self, api: Api):
         self.error = ""
         self.form: Optional[Form] = None
         self.published = 0
         self.writes = 0
         self.current = False
         self._api = api
-        self._pace = pace or Pace()
         self._wanted: tuple[Device, ...] = ()
         self._seen: dict[str, slices.Slice] = {}
         self._gone: set[str] = set()
@@ -73,14 +66,12 @@ class Publisher:
             except Stale:
                 continue
             except ApiProblem as problem:
-                self._fail(str(problem))
-                most = min(self._pace.retry_first * 2 ** min(self._failures, 16), self._pace.retry_most)
+                self._failures += 1
+                self.error, self.current = str(problem), False
+                text = "the ResourceSlices cannot be kept up to date"
+                log.on_change("slices", text, logging.WARNING, reason=self.error)
+                most = min(_RETRY_FIRST * 2 ** min(self._failures, 16), _RETRY_MOST)
                 await asyncio.sleep(most * random.uniform(0.5, 1.0))
-
-    def _fail(self, text: str) -> None:
-        self._failures += 1
-        self.error, self.current = text, False
-        log.on_change("slices", "the ResourceSlices cannot be kept up to date", logging.WARNING, reason=text)
 
     async def _session(self) -> None:
         """Read everything, then work until it has to be read again."""
@@ -89,13 +80,13 @@ class Publisher:
         self._gone = set()
         await self._probe()
         watching = asyncio.ensure_future(self._watch(version))
-        deadline = asyncio.get_running_loop().time() + self._pace.watch * random.uniform(0.9, 1.0)
+        deadline = asyncio.get_running_loop().time() + _WATCH * random.uniform(0.9, 1.0)
         try:
             rewrites = 0
             while True:
                 wrote = await self._reconcile()
                 rewrites = rewrites + 1 if wrote else 0
-                if rewrites > self._pace.rewrites:
+                if rewrites > _REWRITES:
                     raise ApiProblem("resourceslices: something else keeps changing the plugin's slices")
                 if wrote:
                     continue
@@ -120,12 +111,12 @@ class Publisher:
                     raise
         if watching in done or not done:
             raise Stale  # 410, too far behind, among others
-        await asyncio.sleep(self._pace.settle)
+        await asyncio.sleep(_SETTLE)
         self._wake.clear()
 
     async def _watch(self, version: str) -> None:
         """Follow the slices. Ends with Stale if one is gone, or with an error."""
-        changes = self._api.watch(version, self._pace.watch)
+        changes = self._api.watch(version, _WATCH)
         try:
             async for kind, found in changes:
                 self._note(kind, found)
@@ -168,7 +159,7 @@ class Publisher:
             except ApiProblem as problem:
                 if problem.code in (404, 409):
                     log.on_change("conflict", "a slice was changed by others, reading all again", logging.DEBUG)
-                    await asyncio.sleep(self._pace.settle)
+                    await asyncio.sleep(_SETTLE)
                     raise Stale from None
                 raise
         if steps:

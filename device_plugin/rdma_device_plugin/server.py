@@ -22,7 +22,6 @@ VERSION = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 PERMISSIONS = "rwm"
 
-_EMPTY = api.Empty()
 _STARTED = api.PreStartContainerResponse()
 _NOTED = registration.RegistrationStatusResponse()
 
@@ -106,15 +105,13 @@ class Service:
         self._stale = stale
         self._feed = Feed(device_list(offer))
 
-    def offers(self, offer: Offer, force: bool = False) -> bool:
+    def offers(self, offer: Offer, force: bool) -> None:
         """Set a new offer. The kubelet gets it if something visible to it changed, or by force."""
-        if not force and offer.same_for_kubelet(self.offer):
-            self.offer = offer
-            return False
+        differs = force or not offer.same_for_kubelet(self.offer)
         self.offer = offer
-        self.updates += 1
-        self._feed.publish(device_list(offer))
-        return True
+        if differs:
+            self.updates += 1
+            self._feed.publish(device_list(offer))
 
     @property
     def name(self) -> str:

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import socket
 import time
-from typing import Optional, Protocol
+from typing import Any, Optional
 from urllib.parse import quote
 
 import grpc
@@ -92,15 +93,11 @@ def in_use(path: str) -> OSError:
     return OSError(errno.EADDRINUSE, "another process serves this socket, stop it (the Go plugin?)", path)
 
 
-def withdraw(path: str, ours: Optional[Identity]) -> bool:
+def withdraw(path: str, ours: Optional[Identity]) -> None:
     """Remove a socket if it is still the one that we published there."""
-    if ours is None or identity(path) != ours:
-        return False
-    try:
-        os.unlink(path)
-    except OSError:
-        return False
-    return True
+    if ours is not None and identity(path) == ours:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 class Claim:
@@ -127,7 +124,10 @@ class Claim:
             if not self._at_path(fd):
                 os.close(fd)  # its holder removed it while we opened it: we locked a deleted file
                 return self.take()
-            self._sign(fd)
+            # The holder, for messages only: a full disk must not prevent serving.
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         except BlockingIOError:
             os.close(fd)
             return False
@@ -136,15 +136,6 @@ class Claim:
             raise
         self._fd = fd
         return True
-
-    @staticmethod
-    def _sign(fd: int) -> None:
-        """Record the holder, for messages only: a full disk must not prevent serving."""
-        try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        except OSError:
-            pass
 
     def holder(self) -> str:
         """Process id that the holder wrote, for a message."""
@@ -159,10 +150,8 @@ class Claim:
             return
         fd, self._fd = self._fd, None
         if self._at_path(fd):
-            try:
+            with contextlib.suppress(OSError):  # a leftover lock file is harmless: the lock is on the open file
                 os.unlink(self.path)
-            except OSError:
-                pass  # a leftover lock file is harmless: the lock is on the open file
         os.close(fd)
 
     def _at_path(self, fd: int) -> bool:
@@ -170,12 +159,6 @@ class Claim:
             return os.path.samestat(os.fstat(fd), os.lstat(self.path))
         except OSError:
             return False
-
-
-class Servicer(Protocol):
-    """Something to serve: it adds its services to a server."""
-
-    def attach(self, server: grpc.aio.Server) -> None: ...
 
 
 class Listener:
@@ -199,8 +182,11 @@ class Listener:
         """Whether another process serves our path."""
         return not self.published and answers(self.path)
 
-    async def start(self, service: Servicer, generation: int) -> None:
-        """Serve, then publish: a visible socket responds. OSError if the directory does not allow it."""
+    async def start(self, service: Any, generation: int) -> None:
+        """Serve, then publish: a visible socket responds. OSError if the directory does not allow it.
+
+        service: adds its services to a server by `attach`.
+        """
         if len(os.fsencode(self.path)) > MAX_PATH:
             raise OSError(errno.ENAMETOOLONG, f"socket paths hold {MAX_PATH} bytes", self.path)
         # grpc only says "failed to bind" for any reason; find the reason first.

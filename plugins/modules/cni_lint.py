@@ -192,18 +192,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
-    wanted = {
-        "conf_dir": given["conf_directory"],
-        "bin_dir": given["plugin_directory"],
-        "plugins": given["plugins"],
-        "primary": given["primary"],
-        "multus": given["multus"],
-        "networks": given["networks"],
-        "health_port": given["health_port"],
-    }
     with reported(module):
-        state = read(given["root"], wanted)
-        findings = node_lint.lint(state, wanted) + node_lint.lint_objects(given["objects"], wanted["bin_dir"])
+        state = read(given["root"], given)
+        findings = node_lint.lint(state, given)
+        findings += node_lint.lint_objects(given["objects"], given["plugin_directory"])
         module.exit_json(
             changed=False,
             findings=[finding._asdict() for finding in findings],

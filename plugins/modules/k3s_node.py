@@ -66,7 +66,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 
 _ANSWER_SECONDS = 30
 _POLL_SECONDS = 2
@@ -103,20 +103,14 @@ class Node:
         if change.action not in ("write", "generate"):
             apply_file(self._root, change)
         elif change.object == k3s.TOKEN:
-            given = (self._given or "").encode() or self._known_token() or secrets.token_hex(32).encode()
+            # The token of an existing cluster: a new one would lock its nodes out.
+            known = (Tree(self._root).read_bytes(f"{k3s.DATA}/server/token") or b"").strip()
+            given = (self._given or "").encode() or known or secrets.token_hex(32).encode()
             write(path, given.strip() + b"\n", 0o600)
         else:
             text, mode = planner.texts(self._wanted)[change.object]
             self._keep_foreign(path)
             write(path, text, int(mode, 8))
-
-    def _known_token(self) -> bytes | None:
-        """The token of an existing cluster: a new one would lock its nodes out."""
-        try:
-            with open(under(self._root, f"{k3s.DATA}/server/token"), "rb") as stream:
-                return stream.read().strip() or None
-        except OSError:
-            return None
 
     @staticmethod
     def _keep_foreign(path: str) -> None:

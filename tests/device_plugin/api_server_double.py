@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.parse
 
-from kubelet_double import PATIENCE
+from kubelet_double import PATIENCE, waited
 
 GROUP = "/apis/resource.k8s.io/v1"
 _SLICE = re.compile(rf"{GROUP}/resourceslices(?:/([^/]+))?\Z")
@@ -151,14 +151,7 @@ class ApiServer:
         return None if pool is None else sorted(pool[1])
 
     def wait(self, condition, seconds=2 * PATIENCE):
-        deadline = time.monotonic() + seconds
-        with self.changed:
-            while not condition():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self.changed.wait(min(left, 0.05))
-        return True
+        return waited(self.changed, condition, seconds)
 
     # The contract.
 

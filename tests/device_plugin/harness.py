@@ -18,6 +18,7 @@ import time
 from conftest import PACKAGE
 from kubelet_double import PATIENCE
 from rdma_device_plugin import daemon, status
+from rdma_device_plugin.config import load
 from rdma_device_plugin.lifecycle import Places, Settings, Timing
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -109,12 +110,12 @@ class Running:
     """A Plugin in its own thread and loop.
 
     folder: where its config lies below base; a second plugin needs another. own_netns: listen to the kernel,
-    in its own network namespace.
+    in its own network namespace. kubelet: the one that has to have all its units before the block.
     """
 
     def __init__(
         self, base, config, root, timing=FAST, start=True, tree=None, link_up=None, folder="config", own_netns=False,
-        settings_mode="device-plugin", **settings,
+        settings_mode="device-plugin", kubelet=None, **settings,
     ):  # fmt: skip
         self.base = pathlib.Path(base)
         self.config_file = self.base / folder / "config.json"
@@ -134,6 +135,7 @@ class Running:
         self.stopped_in = None
         self.ready_in = None
         self._tree, self._link_up, self._own_netns = tree, link_up, own_netns
+        self._served = (kubelet, config)
         self._loop = None
         self._stop = None
         self._ready = threading.Event()
@@ -191,8 +193,9 @@ class Running:
         """Why it is not ready, as in /readyz."""
         return status.problems(self.plugin)
 
-    def rescan(self):
+    def rescan(self, condition=lambda: True):
         self.call(self.plugin.rescan)
+        return self.until(condition)
 
     def resource(self, name="test_server"):
         return self.plugin.served[name].resource
@@ -221,16 +224,23 @@ class Running:
         return self
 
     def __enter__(self):
+        wait_for_units(*self._served)
         return self
 
     def __exit__(self, *_error):
         self.stop()
 
 
-class Process:
-    """The command line as a process, with its real times."""
+def wait_for_units(kubelet, config):
+    for pool in load(config).pools if kubelet else ():
+        kubelet.wait_allocatable(pool.resource, pool.count)
 
-    def __init__(self, base, config, root, *arguments, under=(), log=None):
+
+class Process:
+    """The command line as a process, with its real times. kubelet: see Running."""
+
+    def __init__(self, base, config, root, *arguments, under=(), log=None, kubelet=None):
+        self._served = (kubelet, config)
         (base / "config.json").write_bytes(config)
         self.log = base / "log"
         places = ["-kubelet-root", str(base), "-device-plugin-dir", f"{base}/device-plugins", "-root", str(root)]
@@ -245,6 +255,7 @@ class Process:
         return code, time.monotonic() - begun
 
     def __enter__(self):
+        wait_for_units(*self._served)
         return self
 
     def __exit__(self, *_error):

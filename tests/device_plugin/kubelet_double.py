@@ -36,10 +36,10 @@ def extended_resource_name(name):
 
 
 def dial(path, stopping=None):
-    """Wait until a socket is served. grpc's own future for that leaves a noisy thread behind."""
+    """Wait until a socket or an address is served. grpc's own future for that leaves a noisy thread behind."""
     deadline = time.monotonic() + DIAL
     while True:
-        with socket.socket(socket.AF_UNIX) as probe:
+        with socket.socket(socket.AF_UNIX if isinstance(path, str) else socket.AF_INET) as probe:
             try:
                 probe.connect(path)
                 return
@@ -47,6 +47,18 @@ def dial(path, stopping=None):
                 if time.monotonic() > deadline or (stopping and stopping.is_set()):
                     raise ConnectionError(f"failed to dial {path}: {error}") from None
         time.sleep(0.01)
+
+
+def waited(changed, condition, seconds):
+    """Wait until condition() is true; its last value. changed: a Condition, notified of most changes."""
+    deadline = time.monotonic() + seconds
+    with changed:
+        while True:
+            value = condition()
+            left = deadline - time.monotonic()
+            if value or left <= 0:
+                return value
+            changed.wait(min(left, 0.05))
 
 
 class Client:
@@ -230,15 +242,7 @@ class Kubelet:
         return len(self.devices(resource) or {})
 
     def wait(self, condition, seconds=PATIENCE):
-        """Wait until condition() is true; its last value."""
-        deadline = time.monotonic() + seconds
-        with self.changed:
-            while True:
-                value = condition()
-                left = deadline - time.monotonic()
-                if value or left <= 0:
-                    return value
-                self.changed.wait(min(left, 0.05))
+        return waited(self.changed, condition, seconds)
 
     def wait_allocatable(self, resource, count, seconds=PATIENCE):
         self.wait(lambda: resource in self.clients and self.allocatable(resource) == count, seconds)

@@ -36,8 +36,7 @@ def files(kubelet, resource=NAME, units=("0",)):
 
 def test_a_port_that_goes_down_and_comes_back(base, node, kubelet):
     """A34, 1.7, pitfalls 2 and 11: upstream never reads the port's state, and feeds one stream at random"""
-    with Running(base, document(entry(count=10, health=HEALTH)), node.root) as plugin:
-        kubelet.wait_allocatable(NAME, 10)
+    with Running(base, document(entry(count=10, health=HEALTH)), node.root, kubelet=kubelet) as plugin:
         streams = [kubelet.clients[NAME].stub.ListAndWatch(api.Empty(), timeout=PATIENCE) for _number in range(3)]
         assert {next(stream).devices[0].health for stream in streams} == {"Healthy"}
         node.port("mlx5_0", "1: DOWN")
@@ -72,18 +71,14 @@ def test_exclusive_netns_is_a_state_not_an_exit(base, node, kubelet):
 
 def test_hot_plug(base, node, kubelet):
     """A40, pitfall 4 for the lists: content changes, IDs stay"""
-    with Running(base, document(entry(count=10)), node.root) as plugin:
-        kubelet.wait_allocatable(NAME, 10)
+    with Running(base, document(entry(count=10)), node.root, kubelet=kubelet) as plugin:
         node.unplug("mlx5_1")
-        plugin.rescan()
-        assert plugin.until(lambda: files(kubelet) == ["umad0", "uverbs0", "rdma_cm"])
+        assert plugin.rescan(lambda: files(kubelet) == ["umad0", "uverbs0", "rdma_cm"])
         node.plug("mlx5_1")
-        plugin.rescan()
-        assert plugin.until(lambda: "uverbs1" in files(kubelet))
+        assert plugin.rescan(lambda: "uverbs1" in files(kubelet))
         assert kubelet.allocatable(NAME) == 10
         assert kubelet.wait(lambda: len(kubelet.clients[NAME].lists) == 3), "one for each change"
-        plugin.rescan()
-        assert plugin.until(lambda: plugin.plugin.scans >= 4)
+        assert plugin.rescan(lambda: plugin.plugin.scans >= 4)
         assert len(kubelet.clients[NAME].lists) == 3, "no change, no update"
 
 
@@ -104,8 +99,7 @@ def test_hot_plug_is_reported_by_the_kernel(base, node, kubelet):
 
 def test_the_last_hca_gone_leaves_unhealthy_units(base, node, kubelet):
     """4.3: units that disappear and come back fail pods that had them"""
-    with Running(base, document(entry(count=10)), node.root) as plugin:
-        kubelet.wait_allocatable(NAME, 10)
+    with Running(base, document(entry(count=10)), node.root, kubelet=kubelet) as plugin:
         for name in node.hcas():
             node.unplug(name)
         plugin.rescan()
@@ -132,8 +126,7 @@ def test_a_module_that_loads_late(base, node, kubelet):
 @pytest.mark.parametrize(("interval", "scans"), [(1, True), (0, False)])
 def test_periodic_scans(base, node, kubelet, interval, scans):
     """A23"""
-    with Running(base, document(entry(count=10), interval=interval), node.root) as plugin:
-        kubelet.wait_allocatable(NAME, 10)
+    with Running(base, document(entry(count=10), interval=interval), node.root, kubelet=kubelet) as plugin:
         node.unplug("mlx5_1")
         assert plugin.until(lambda: "uverbs1" not in files(kubelet), seconds=20 if scans else 1.5) == scans
 
@@ -141,8 +134,7 @@ def test_periodic_scans(base, node, kubelet, interval, scans):
 def test_nodes_that_are_gone_are_left_out(base, node, kubelet):
     """4.5: existence is checked at Allocate; the runtime would fail the whole container"""
     node.nodes("uverbs0", "umad0", "uverbs1", "umad1", "rdma_cm")
-    with Running(base, document(entry(count=10)), node.root) as plugin:
-        kubelet.wait_allocatable(NAME, 10)
+    with Running(base, document(entry(count=10)), node.root, kubelet=kubelet) as plugin:
         assert len(files(kubelet)) == 5
         node.nodes("uverbs0", "umad0", "rdma_cm")
         assert files(kubelet) == ["umad0", "uverbs0", "rdma_cm"]
@@ -166,17 +158,14 @@ def test_interfaces_are_set_up_once_unless_the_pool_says_no(base, node):
     second = entry("b", selectors={"ifNames": ["enp1s0f1np1"]})
     with Running(base, document(entry("a"), second, interval=0), node.root, link_up=link_up) as plugin:
         assert plugin.until(lambda: len(asked) == 2)
-        plugin.rescan()
-        assert plugin.until(lambda: plugin.plugin.scans > 1)
+        assert plugin.rescan(lambda: plugin.plugin.scans > 1)
         assert sorted(asked) == ["enp1s0f0np0", "enp1s0f1np1"], "once each, although both pools have one of them"
         plugin.configure(document(entry("a", linkUp=False), interval=0))
         assert plugin.until(lambda: "b" not in plugin.plugin.served)
         node.unplug("mlx5_1")
-        plugin.rescan()
-        assert plugin.until(lambda: len(plugin.plugin.inventory.hcas) == 1)
+        assert plugin.rescan(lambda: len(plugin.plugin.inventory.hcas) == 1)
         node.plug("mlx5_1")
-        plugin.rescan()
-        assert plugin.until(lambda: len(plugin.plugin.inventory.hcas) == 2)
+        assert plugin.rescan(lambda: len(plugin.plugin.inventory.hcas) == 2)
         assert len(asked) == 2
 
 
@@ -186,9 +175,7 @@ def test_interfaces_are_set_up_once_unless_the_pool_says_no(base, node):
 def test_a_changed_config_is_taken_over(base, node, kubelet):
     """Pitfall 12: upstream reads its config once"""
     (kept, gone) = entry("kept", 3), entry("gone", 3)
-    with Running(base, document(kept, gone), node.root) as plugin:
-        kubelet.wait_allocatable("rdma/gone", 3)
-        kubelet.wait_allocatable("rdma/kept", 3)
+    with Running(base, document(kept, gone), node.root, kubelet=kubelet) as plugin:
         before = kubelet.clients["rdma/kept"]
         plugin.configure(document(entry("kept", 7), entry("new", 5)))
         kubelet.wait_allocatable("rdma/kept", 7)
@@ -204,8 +191,7 @@ def test_a_changed_config_is_taken_over(base, node, kubelet):
 
 
 def test_a_config_that_cannot_be_used_leaves_the_old_one(base, node, kubelet):
-    with Running(base, document(entry(count=3)), node.root) as plugin:
-        kubelet.wait_allocatable(NAME, 3)
+    with Running(base, document(entry(count=3)), node.root, kubelet=kubelet) as plugin:
         plugin.configure(b'{"configList": []}')
         assert plugin.until(lambda: plugin.plugin.config_error)
         assert any("no resources configuration found" in problem for problem in plugin.problems())
@@ -260,8 +246,7 @@ def hanging(path, kind=Fuse):
 @pytest.mark.parametrize("kind", [Fifo, Fuse], ids=["fifo", "fuse"])
 def test_a_file_of_sysfs_that_hangs_delays_nothing(base, node, kind):
     """The same with the file itself, and the whole process: RPCs, a kubelet restart, SIGTERM"""
-    with Kubelet(base) as kubelet, Process(base, document(entry()), node.root) as plugin:
-        kubelet.wait_allocatable(NAME, 100)
+    with Kubelet(base) as kubelet, Process(base, document(entry()), node.root, kubelet=kubelet) as plugin:
         with hanging(node.path("/sys/class/infiniband/mlx5_0/ports/1/state").resolve(), kind) as stuck:
             if kind.hangs:
                 assert kubelet.wait(stuck.asked.is_set), "the file is not read"
@@ -312,8 +297,7 @@ def test_a_node_that_hangs_from_the_start_is_served_when_it_answers(base, node):
 
 def test_a_hung_config_is_reported_and_blocks_nothing_else(base, node, kubelet):
     """A hung mount under config.json: ports, CDI and metrics continue, and /readyz reports the unknown"""
-    with Running(base, document(entry(count=3)), node.root, use_cdi=True, hung=0.5) as plugin:
-        kubelet.wait_allocatable(NAME, 3)
+    with Running(base, document(entry(count=3)), node.root, use_cdi=True, hung=0.5, kubelet=kubelet) as plugin:
         with hanging(plugin.config_file) as fuse:
             plugin.call(plugin.plugin.reload)
             assert fuse.asked.wait(PATIENCE)
@@ -352,8 +336,7 @@ def spec(base, pool="test_server"):
 
 def test_the_spec_stands_before_the_first_device(base, node, kubelet):
     """A35, A37, A41, 1.9: upstream writes it after its first list, and does not update it"""
-    with Running(base, document(entry()), node.root, use_cdi=True) as plugin:
-        kubelet.wait_allocatable(NAME, 100)
+    with Running(base, document(entry()), node.root, use_cdi=True, kubelet=kubelet) as plugin:
         found = spec(base)
         assert (found["cdiVersion"], found["kind"]) == ("0.5.0", "gpufabric.io/rdma-shared")
         assert [device["name"] for device in found["devices"]] == [PF0, PF1]
@@ -367,15 +350,13 @@ def test_the_spec_stands_before_the_first_device(base, node, kubelet):
         assert not answer.annotations
         for change, names in ((node.unplug, [PF0]), (node.plug, [PF0, PF1])):
             change("mlx5_1")
-            plugin.rescan()
-            assert plugin.until(lambda n=names: [device["name"] for device in spec(base)["devices"]] == n)
+            assert plugin.rescan(lambda n=names: [device["name"] for device in spec(base)["devices"]] == n)
         assert len(kubelet.allocate(NAME, ["0"]).container_responses[0].cdi_devices) == 2
 
 
 def test_annotations_for_old_runtimes(base, node, kubelet):
     """A37, A42"""
-    with Running(base, document(entry()), node.root, use_cdi=True, cdi_mode="annotations"):
-        kubelet.wait_allocatable(NAME, 100)
+    with Running(base, document(entry()), node.root, use_cdi=True, cdi_mode="annotations", kubelet=kubelet):
         answer = kubelet.allocate(NAME, ["0"]).container_responses[0]
         assert dict(answer.annotations) == {"cdi.k8s.io/gpufabric.io_rdma-shared": f"{cdi.KIND}={PF0},{cdi.KIND}={PF1}"}
         assert not answer.cdi_devices
@@ -386,8 +367,7 @@ def test_foreign_specs_are_left_alone_and_ours_outlive_the_plugin(base, node, ku
     (base / "cdi").mkdir()
     foreign = base / "cdi/nvidia.com-gpu.yaml"
     foreign.write_text("cdiVersion: 0.5.0\n")
-    with Running(base, document(entry(), entry("b")), node.root, use_cdi=True) as plugin:
-        kubelet.wait_allocatable("rdma/b", 100)
+    with Running(base, document(entry(), entry("b")), node.root, use_cdi=True, kubelet=kubelet) as plugin:
         plugin.configure(document(entry()))
         assert plugin.until(lambda: not (base / "cdi" / cdi.file("b")).exists())
     assert foreign.read_text() == "cdiVersion: 0.5.0\n"
@@ -397,23 +377,11 @@ def test_foreign_specs_are_left_alone_and_ours_outlive_the_plugin(base, node, ku
 def test_pools_that_share_an_hca_do_not_collide(base, kubelet):
     """1.9: two files with one qualified name make the runtime drop it"""
     node = Node(base / "node", "sfs")
-    with Running(base, document(entry("a"), entry("b", charDevices={"umad": "never"})), node.root, use_cdi=True):
-        kubelet.wait_allocatable("rdma/a", 100)
-        kubelet.wait_allocatable("rdma/b", 100)
+    with Running(
+        base, document(entry("a"), entry("b", charDevices={"umad": "never"})), node.root, use_cdi=True, kubelet=kubelet
+    ):
         names = [device["name"] for pool in ("a", "b") for device in spec(base, pool)["devices"]]
         assert len(names) == len(set(names)) == 6
-
-
-def test_without_a_place_for_specs_character_devices_are_given_until_there_is_one(base, node, kubelet):
-    (base / "cdi").write_text("a file")
-    with Running(base, document(entry(), interval=0), node.root, use_cdi=True) as plugin:
-        kubelet.wait_allocatable(NAME, 100)
-        answer = kubelet.allocate(NAME, ["0"]).container_responses[0]
-        assert len(answer.devices) == 5
-        assert not answer.cdi_devices
-        (base / "cdi").unlink()
-        assert plugin.until((base / "cdi" / cdi.file("test_server")).exists)
-        assert plugin.until(lambda: kubelet.allocate(NAME, ["0"]).container_responses[0].cdi_devices)
 
 
 def remove_folder(folder):
@@ -431,8 +399,7 @@ def remove_folder(folder):
 @pytest.mark.parametrize("damage", ["removed", "cut short", "folder removed"])
 def test_a_spec_that_is_lost_is_written_again(base, node, kubelet, damage):
     """A spec is state to be kept true, like a socket: without it no new RDMA pod starts"""
-    with Running(base, document(entry(), interval=0), node.root, use_cdi=True) as plugin:
-        kubelet.wait_allocatable(NAME, 100)
+    with Running(base, document(entry(), interval=0), node.root, use_cdi=True, kubelet=kubelet) as plugin:
         whole = spec(base)
         path = base / "cdi" / cdi.file("test_server")
         if damage == "cut short":
@@ -449,12 +416,15 @@ def test_one_pool_without_a_spec_is_reported_once(base, node, kubelet, caplog):
     """The specs are checked every few seconds; another pool's good spec is not logged each time"""
     caplog.set_level("INFO")
     (base / "cdi" / cdi.file("b")).mkdir(parents=True)
-    with Running(base, document(entry("a"), entry("b"), interval=0), node.root, use_cdi=True):
-        kubelet.wait_allocatable("rdma/a", 100)
-        kubelet.wait_allocatable("rdma/b", 100)
+    with Running(
+        base, document(entry("a"), entry("b"), interval=0), node.root, use_cdi=True, kubelet=kubelet
+    ) as plugin:
         assert kubelet.allocate("rdma/a", ["0"]).container_responses[0].cdi_devices
-        assert not kubelet.allocate("rdma/b", ["0"]).container_responses[0].cdi_devices
+        answer = kubelet.allocate("rdma/b", ["0"]).container_responses[0]
+        assert (len(answer.devices), len(answer.cdi_devices)) == (5, 0), "character devices instead"
         time.sleep(1.5)  # five looks
         assert sorted(os.listdir(base / "cdi")) == [cdi.file("a"), cdi.file("b")], "a failed write leaves nothing"
-    told = [record.getMessage() for record in caplog.records if "CDI" in record.getMessage()]
-    assert len(told) == len(set(told)) == 2
+        told = [record.getMessage() for record in caplog.records if "CDI" in record.getMessage()]
+        assert len(told) == len(set(told)) == 2
+        (base / "cdi" / cdi.file("b")).rmdir()
+        assert plugin.until(lambda: kubelet.allocate("rdma/b", ["0"]).container_responses[0].cdi_devices)

@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubelet_double import Kubelet
 from rdma_device_plugin import cli, log
+from rdma_device_plugin import explain as explanation
 from rdma_device_plugin.config import ConfigError, load
 from rdma_device_plugin.log import printable
 
@@ -199,9 +200,6 @@ def test_explain_refuses_an_invalid_capture(base, content, text):
 # The captured node, and a composed one of each kind of link and file.
 @pytest.mark.parametrize("name", ["lab-rxe-debian12", "sfs", "vfs", "gh200-cx7-roce", "mlx4-two-ports"])
 def test_a_captured_file_is_explained_as_its_tree_is(base, name):
-    from rdma_device_plugin import explain as explanation
-    from rdma_device_plugin.config import load
-
     config = load(document(entry(), entry("s", extraSelectors={"ifNames": ["*"]}, softwareDevices=True)))
     node = Node(base / "node", name)
     (base / "laid").mkdir()
@@ -214,8 +212,7 @@ def test_a_captured_file_is_explained_as_its_tree_is(base, name):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_signals_end_it_with_code_0_in_a_second(base, node, number):
-    with Kubelet(base) as kubelet, Process(base, document(entry()), node.root) as plugin:
-        kubelet.wait_allocatable("rdma/test_server", 100)
+    with Kubelet(base) as kubelet, Process(base, document(entry()), node.root, kubelet=kubelet) as plugin:
         status = pathlib.Path(f"/proc/{plugin.process.pid}/status").read_text()
         # Huge pages would make thread stacks large; kernels before 5.0 do not report it.
         assert "THP_enabled" not in status or "THP_enabled:\t0" in status
@@ -242,8 +239,7 @@ def test_sighup_reads_the_config_again(base, node):
 
 def test_only_changes_are_logged_also_as_json(base, node):
     with Kubelet(base, watches=False) as kubelet:
-        with Process(base, document(entry(), interval=1), node.root, "-log-format", "json") as plugin:
-            kubelet.wait_allocatable("rdma/test_server", 100)
+        with Process(base, document(entry(), interval=1), node.root, "-log-format", "json", kubelet=kubelet) as plugin:
             time.sleep(2.5)
             assert plugin.end(signal.SIGTERM)[0] == 0
         lines = [json.loads(line) for line in plugin.log.read_text().splitlines()]
@@ -314,9 +310,8 @@ def test_no_capability_is_needed(base, node):
     for watches in (True, False):
         with (
             Kubelet(base, watches=watches) as kubelet,
-            Process(base, document(entry()), node.root, under=without) as plugin,
+            Process(base, document(entry()), node.root, under=without, kubelet=kubelet) as plugin,
         ):
-            kubelet.wait_allocatable("rdma/test_server", 100)
             status = pathlib.Path(f"/proc/{plugin.process.pid}/status").read_text()
             assert "CapEff:\t0000000000000000" in status
             assert len(kubelet.allocate("rdma/test_server", ["0"]).container_responses[0].devices) == 5
@@ -364,8 +359,10 @@ def test_an_unread_log_blocks_nothing(base, node):
     reading, writing = os.pipe()
     fcntl.fcntl(writing, 1031, 4096)  # F_SETPIPE_SZ
     config = document(entry(maxPerContainer=1))
-    with Kubelet(base, watches=False) as kubelet, Process(base, config, node.root, log=writing) as plugin:
-        kubelet.wait_allocatable("rdma/test_server", 100)
+    with (
+        Kubelet(base, watches=False) as kubelet,
+        Process(base, config, node.root, log=writing, kubelet=kubelet) as plugin,
+    ):
         for _number in range(100):
             with pytest.raises(grpc.RpcError) as refusal:  # each is a line of the log
                 kubelet.allocate("rdma/test_server", ["0", "1"])

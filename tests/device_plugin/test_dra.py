@@ -48,8 +48,8 @@ def soon(plugin, api, names, seconds=2 * PATIENCE):
 
 
 @contextlib.contextmanager
-def offering(base, node, api):
-    with dra(base, node, api) as plugin:
+def offering(base, node, api, *entries, **more):
+    with dra(base, node, api, *entries, **more) as plugin:
         soon(plugin, api, units(UP, 3))
         yield plugin
 
@@ -93,8 +93,7 @@ def test_nothing_is_asked_of_the_api_server_before_the_kubelet_knows_us(base, no
 
 
 def test_an_older_kubelet_takes_the_older_version(base, node, api):
-    with Kubelet(base, dra_versions=("v1beta1.DRAPlugin",)) as kubelet, dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with Kubelet(base, dra_versions=("v1beta1.DRAPlugin",)) as kubelet, offering(base, node, api):
         claim = api.allocate("one", {"rail": f"{UP}-u00"})
         assert kubelet.driver().service == "v1beta1.DRAPlugin"
         assert [one.device_name for one in kubelet.driver().prepare(claim)[claim[2]].devices] == [f"{UP}-u00"]
@@ -181,8 +180,7 @@ def test_every_rail_of_a_large_node_has_its_number_and_no_two_share_it(base, kub
 
 
 def test_a_starting_kubelet_wipes_the_slices(base, node, api):
-    with Kubelet(base, started=api.wipe) as kubelet, dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with Kubelet(base, started=api.wipe) as kubelet, offering(base, node, api) as plugin:
         for _round in range(ROUNDS):
             kubelet.restart()
             begun = time.monotonic()
@@ -341,9 +339,12 @@ def test_two_claims_share_an_hca(base, node, kubelet):
         assert len(specs(base)) == 2
 
 
+GOING = {"deletionTimestamp": "2026-11-26T00:00:00Z"}
 UNPREPARED = [
     (lambda claim: claim["metadata"].update(uid="another"), "was deleted and recreated"),
     (lambda claim: claim.update(status={}), "it is not allocated"),
+    (lambda claim: claim["status"].pop("reservedFor"), "it is reserved for no pod"),
+    (lambda claim: (claim["status"].pop("reservedFor"), claim["metadata"].update(GOING)), "it is being deleted"),
     (lambda claim: claim["status"]["allocation"]["devices"].update(results=[]), "no device of"),
     (lambda claim: claim["status"]["allocation"]["devices"]["results"][0].update(pool="node2"), "-node-name"),
     (lambda claim: claim["status"]["allocation"]["devices"]["results"][0].update(device="gpu-0"), "has mlx5-0"),
@@ -380,8 +381,7 @@ def test_a_claim_brings_the_network_of_its_rail_to_its_own_pod(base, node, kubel
     (node.root / "networks").mkdir()
     (node.root / "networks/rail3.conf").touch()
     rail = entry(count=3, rail=3)
-    with dra(base, node, api, rail, claim_networks="/networks/") as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api, rail, claim_networks="/networks/"):
         driver, every, one = kubelet.driver(), asking("every"), asking("one", requests=["b"])
         others = asking("other-owner", owner="another-pod"), asking("no-request", requests=["c"])
         answer = driver.prepare(every, one, *others)
@@ -391,14 +391,12 @@ def test_a_claim_brings_the_network_of_its_rail_to_its_own_pod(base, node, kubel
             assert (said[claimspecs.POD], said[claimspecs.NETWORKS]) == (f"pod-of-{uid}", "rail3")
         assert claimspecs.NETWORKS not in annotations("uid-no-request")
     (node.root / "networks/rail3.conf").unlink()
-    with dra(base, node, api, rail, claim_networks="/networks/") as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api, rail, claim_networks="/networks/"):
         driver = kubelet.driver()
         assert driver.prepare(every)["uid-every"] == answer["uid-every"], "it is prepared already"
         late = asking("late")
         assert "rail3.conf" in driver.prepare(late)["uid-late"].error
-    with dra(base, node, api) as plugin:
-        soon(plugin, api, units(UP, 3))
+    with offering(base, node, api):
         assert "it is not a rail" in kubelet.driver().prepare(late)["uid-late"].error
 
 
@@ -503,14 +501,6 @@ def test_one_hca_for_both_is_refused_at_the_start(base, node, kubelet, api):
     assert "mlx5_0" in plugin.error
 
 
-def test_mode_device_plugin_says_what_it_does_not_serve(base, node, kubelet, api):
-    with dra(base, node, api, entry("a"), entry("b", api="dra"), mode="device-plugin") as plugin:
-        kubelet.wait_allocatable("rdma/a", 100)
-        assert set(kubelet.clients) == {"rdma/a"}
-        assert plugin.plugin.parts.warnings == ("rdma/b: not served, its api is dra and the mode is device-plugin",)
-        assert plugin.plugin.front is None
-
-
 def test_a_kubelet_that_hangs_up_while_a_claim_is_written_leaves_no_record(base, node, kubelet, api, monkeypatch):
     """The file is written after the request to unprepare it, and has to go."""
     write, saving = claimspecs.write, threading.Event()
@@ -536,29 +526,6 @@ def test_a_kubelet_that_hangs_up_while_a_claim_is_written_leaves_no_record(base,
 def _given_up(driver, claim):
     with contextlib.suppress(grpc.RpcError):
         driver.prepare(claim, timeout=0.7)
-
-
-# Claims that nothing unprepares.
-
-
-def reserved_no_more(claim):
-    claim["status"].pop("reservedFor")
-
-
-def being_deleted(claim):
-    claim["metadata"]["deletionTimestamp"] = "2026-11-26T00:00:00Z"
-    reserved_no_more(claim)
-
-
-@pytest.mark.parametrize("end", [reserved_no_more, being_deleted])
-def test_a_late_prepare_brings_no_claim_back(base, node, kubelet, api, end):
-    claim = api.allocate("one", {"r": f"{UP}-u00"})
-    with offering(base, node, api):
-        kubelet.driver().prepare(claim)
-        kubelet.driver().unprepare(claim)
-        end(api.claims[claim[:2]])
-        assert kubelet.driver().prepare(claim)["uid-one"].error
-        assert (specs(base), checkpointed(base)) == ([], [])
 
 
 def test_an_instance_that_waits_for_another_writes_nothing(base, node, kubelet, api):

@@ -207,6 +207,7 @@ def test_the_mode_decides_who_serves_an_entry(mode, over_dra):
     parts = modes.split(config, mode)
     assert "".join(pool.name for pool in parts.dra) == over_dra
     assert any("allocation spread" in line for line in parts.warnings) == (mode == "dra")
+    assert any(line.startswith("rdma/b: not served") for line in parts.warnings) == (mode == "device-plugin")
 
 
 def test_mode_device_plugin_loads_nothing_of_dra():

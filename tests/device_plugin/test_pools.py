@@ -69,11 +69,6 @@ def test_extra_selectors_take_patterns(laid_out):
     assert chosen(root, True, extraSelectors={"pKeys": ["0x8001"]}) == []
 
 
-def test_a_partition_is_the_same_for_full_and_limited_members():
-    hca = card(pkeys=frozenset([0x1]))
-    assert pools.judge(pool(extraSelectors={"pKeys": ["0x8001"]}), hca) is None
-
-
 # Discovery.
 
 
@@ -183,15 +178,6 @@ def test_gdrdrv_is_there_by_its_device_and_in_a_container_by_its_module(base):
     assert "gdrdrv" in pools.discover(Tree(str(node.root))).common
 
 
-def test_nodes_are_looked_for_where_they_can_be_seen(base):
-    wanted = ("/dev/infiniband/uverbs0",)
-    assert pools.present(str(base), wanted), "without /dev it is unknown"
-    (base / "dev/infiniband").mkdir(parents=True)
-    assert not pools.present(str(base), wanted)
-    (base / "dev/infiniband/uverbs0").touch()
-    assert pools.present(str(base), wanted)
-
-
 # Health.
 
 
@@ -246,12 +232,6 @@ def test_port_states_of_what_is_gone_are_unknown(laid_out):
     }
 
 
-def test_the_netns_mode_is_read(laid_out):
-    assert pools.discover(Tree(str(laid_out("exclusive-netns-foreign-file")))).exclusive
-    assert not pools.discover(Tree(str(laid_out("gh200-cx7-roce")))).exclusive
-    assert not pools.discover(Tree(str(laid_out("card-without-mlx5-ib")))).exclusive, "ib_core is not loaded"
-
-
 # --- units and their HCAs ---------------------------------------------------------------------------------------------
 
 
@@ -277,24 +257,6 @@ def names(found):
 
 
 EIGHT = [numbered(number, number // 4) for number in range(8)]
-
-
-def test_every_unit_is_all_hcas():
-    found = offer(EIGHT, count=3)
-    assert [unit for unit, _healthy, _nodes in found.devices()] == ["0", "1", "2"]
-    assert names(found.hcas_of(["1"])) == names(EIGHT)
-    assert found.files(found.members)[-2:] == ["/dev/infiniband/uverbs7", "/dev/infiniband/rdma_cm"]
-    assert found.files(found.members).count("/dev/infiniband/rdma_cm") == 1
-
-
-def test_spread_gives_each_unit_hcas_of_its_own():
-    """Pitfall 10"""
-    found = offer(EIGHT, count=16, allocation="spread")
-    assert [names(found.hcas_of([str(unit)])) for unit in range(16)] == [[f"mlx5_{unit % 8}"] for unit in range(16)]
-    assert names(found.hcas_of(["0", "9"])) == ["mlx5_0", "mlx5_1"]
-    two = offer(EIGHT, count=16, allocation="spread", hcasPerUnit=2)
-    assert names(two.hcas_of(["1"])) == ["mlx5_2", "mlx5_3"]
-    assert names(offer(EIGHT[:3], count=9, allocation="spread", hcasPerUnit=9).hcas_of(["5"])) == names(EIGHT[:3])
 
 
 @given(st.integers(1, 12), st.integers(1, 14), st.sampled_from(["spread", "numa"]), st.integers(1, 3))
@@ -329,12 +291,6 @@ def test_health_is_that_of_the_units_hcas():
     assert spread.healthy == 14
     assert offer(EIGHT, states, count=16, health={"ports": "all"}).healthy == 0
     assert offer(EIGHT, exclusive=True, count=16).healthy == 0
-
-
-def test_an_empty_pool_has_no_units_and_one_that_lost_its_hcas_keeps_them():
-    """A21, 4.3"""
-    assert list(offer([], count=3).devices()) == []
-    assert list(offer([], known=3, count=3).devices()) == [(str(unit), False, ()) for unit in range(3)]
 
 
 def test_refusals_name_what_is_refused():

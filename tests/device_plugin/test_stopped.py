@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 from harness import FAST, SOON, Node, Running, document, entry
-from kubelet_double import Kubelet
+from kubelet_double import Kubelet, dial
 from prometheus_client.parser import text_string_to_metric_families
 from rdma_device_plugin.hca import Tree
 from rdma_device_plugin.lifecycle import Timing
@@ -144,10 +144,12 @@ def test_a_socket_that_nobody_accepts_from_ends_in_time(base):
 
 
 FIXTURE = "h100-8x-cx7-ib"
-RAILS = [
-    entry(f"rail{number}", 100, extraSelectors={"rdmaDevices": [f"mlx5_{number}"]}, health={"upSeconds": 0.1})
-    for number in range(8)
-]
+RAILS = document(
+    *(
+        entry(f"rail{number}", 100, extraSelectors={"rdmaDevices": [f"mlx5_{number}"]}, health={"upSeconds": 0.1})
+        for number in range(8)
+    )
+)
 
 
 def test_ports_are_looked_at_twice_a_second_and_told_of_once(base):
@@ -162,9 +164,8 @@ def test_ports_are_looked_at_twice_a_second_and_told_of_once(base):
     tree = Tree(str(node.root), record)
     with (
         Kubelet(base) as kubelet,
-        Running(base, document(*RAILS), node.root, timing=Timing(), tree=tree, port_poll=0.5) as plugin,
+        Running(base, RAILS, node.root, timing=Timing(), tree=tree, port_poll=0.5, kubelet=kubelet) as plugin,
     ):
-        kubelet.wait_allocatable("rdma/rail3", 100)
         polled = plugin.plugin.ports.polled
         plugin.plugin.ports.polled = lambda states: told.append(states) or polled(states)
         del reads[:]
@@ -183,13 +184,11 @@ def test_a_state_that_a_scan_saw_first_is_not_forgotten(base):
     node = Node(base / "node", FIXTURE)
     with (
         Kubelet(base) as kubelet,
-        Running(base, document(*RAILS), node.root, timing=Timing(backstop=60), port_poll=30) as plugin,
+        Running(base, RAILS, node.root, timing=Timing(backstop=60), port_poll=30, kubelet=kubelet) as plugin,
     ):
-        kubelet.wait_allocatable("rdma/rail3", 100)
         node.port("mlx5_3", "1: DOWN")
         scans = plugin.plugin.scans
-        plugin.rescan()
-        assert plugin.until(lambda: plugin.plugin.scans > scans)
+        assert plugin.rescan(lambda: plugin.plugin.scans > scans)
         node.port("mlx5_3", "4: ACTIVE")
         plugin.call(plugin.plugin.poll_ports)
         assert plugin.until(lambda: plugin.plugin.ports.states["mlx5_3", 1] == "ACTIVE", SOON)
@@ -210,6 +209,7 @@ def port():
 
 
 def get(port, path):
+    dial(("127.0.0.1", port))
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
             return answer.status, answer.read().decode()
@@ -226,20 +226,13 @@ def samples(port):
     return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
 
 
-def listens(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 def test_metrics(base, node, port):
     """Pitfall 14"""
     config = document(entry(count=10, health={"downSeconds": 0, "upSeconds": 0}))
     with (
         Kubelet(base, watches=False) as kubelet,
-        Running(base, config, node.root, metrics=f"127.0.0.1:{port}") as plugin,
+        Running(base, config, node.root, metrics=f"127.0.0.1:{port}", kubelet=kubelet),
     ):
-        kubelet.wait_allocatable(NAME, 10)
-        assert plugin.until(lambda: listens(port))
         kubelet.allocate(NAME, ["0"])
         found = samples(port)
         prefix, of = "rdma_device_plugin_", f'resource="{NAME}"'
@@ -267,8 +260,7 @@ def test_counters_of_the_ports(base, node, port):
         path = directory / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(value + "\n")
-    with Running(base, document(entry()), node.root, metrics=f"127.0.0.1:{port}") as plugin:
-        assert plugin.until(lambda: listens(port))
+    with Running(base, document(entry()), node.root, metrics=f"127.0.0.1:{port}"):
         found = samples(port)
         of = 'hca="mlx5_0",port="1"'
         assert found[f"rdma_port_transmit_bytes_total{{{of}}}"] == "4000.0"
@@ -282,7 +274,6 @@ def test_counters_of_the_ports(base, node, port):
 def test_readiness_says_why_not(base, node, port):
     config = document(entry(), entry("none", selectors={"vendors": ["ffff"]}))
     with Running(base, config, node.root, metrics=f"127.0.0.1:{port}") as plugin:
-        assert plugin.until(lambda: listens(port))
         assert get(port, "/healthz") == (200, "ok\n")
         code, text = get(port, "/readyz")
         assert code == 503
@@ -321,10 +312,9 @@ def test_idle_connections_use_up_no_descriptors(base, node, port):
     """A thousand silent connections: HCAs stay healthy, and the next scrape is answered"""
     with (
         Kubelet(base, watches=False) as kubelet,
-        Running(base, document(entry()), node.root, metrics=f"127.0.0.1:{port}") as plugin,
+        Running(base, document(entry()), node.root, metrics=f"127.0.0.1:{port}", kubelet=kubelet) as plugin,
     ):
-        kubelet.wait_allocatable(NAME, 100)
-        assert plugin.until(lambda: listens(port))
+        dial(("127.0.0.1", port))
         before = len(os.listdir("/proc/self/fd"))
         idle = [socket.create_connection(("127.0.0.1", port), timeout=5) for _one in range(300)]
         try:

@@ -702,14 +702,19 @@ def pod(namespace, name, on, owner=None, **metadata) -> dict:
     return api_object("v1", "Pod", name, namespace, metadata, spec=spec, status=status)
 
 
+def rail(index=0, kind="pci", layer="Ethernet") -> dict:
+    netdev = f"eth{index + 2}" if layer == "Ethernet" else None
+    place = {"index": index, "hca": f"mlx5_{index}", "port": 1, "netdev": netdev, "pci": f"0000:{index + 1}8:00.0"}
+    devices = [f"uverbs{index}", f"umad{index}"]
+    return {**place, "kind": kind, "link_layer": layer, "active_mtu": 4096, "char_devices": devices}
+
+
 def hosts():
     """The same two nodes for the inventory, with their facts."""
-    rail = {"index": 0, "hca": "mlx5_0", "port": 1, "netdev": "eth2", "pci": "0000:18:00.0", "kind": "pci"}
-    rail.update(link_layer="Ethernet", active_mtu=4096, char_devices=["uverbs0", "umad0"])
     netdev = {"index": 5, "mtu": 9000, "type": "ether", "addresses": [], "default_route": False}
     cni = {"findings": [], "not_verified": [], "configurations": ["/etc/cni/net.d/00-multus.conf"]}
     return [
-        {"host": f"node{number}", "rails": [rail], "netdevs": {"eth2": netdev}, "routes": [], "files": {}, "cni": cni}
+        {"host": f"node{number}", "rails": [rail()], "netdevs": {"eth2": netdev}, "routes": [], "files": {}, "cni": cni}
         for number in (1, 2)
     ]
 

@@ -12,8 +12,8 @@ import json
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import node_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster as kube_cluster
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_probe, running_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import running_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.rails import network_rails
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import judge, pods
@@ -27,8 +27,9 @@ RESOURCE = kube_pods.own_resource(0)
 HOSTS = ("node1", "node2")
 LOADED = {"loaded": True, "builtin": False, "available": True, "persisted": [], "blocked_by": []}
 CNI_WANTED = {
-    "conf_dir": "/etc/cni/net.d",
-    "bin_dir": "/opt/cni/bin",
+    "conf_directory": "/etc/cni/net.d",
+    "plugin_directory": "/opt/cni/bin",
+    "plugins": [],
     "primary": f"{node_lint.PRIMARY_DIRECTORY}/{node_lint.PRIMARY_NAME}",
     "multus": True,
     "health_port": 8081,
@@ -205,8 +206,8 @@ class _Api:
     def items_of(self, optional, *_words, always=()):
         return copy.deepcopy(self.world.objects), [*always, *optional]
 
-    def ask_pod(self, *_words):
-        return 0, self.world.answers["mine"], ""
+    def run(self, *_words, limit):
+        return 0, f"{self.world.answers['mine']}\n{pod_probe.END}\n", ""
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------

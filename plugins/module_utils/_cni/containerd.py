@@ -52,7 +52,9 @@ def read(tree: Tree) -> tuple[Optional[str], list[str]]:
     if source is None:
         return None, []
     texts = [tree.read(source) or ""]
-    for pattern in imports(texts[0]):
+    # Patterns of further files; later files win.
+    patterns = tables(texts[0])[""].get("imports")
+    for pattern in patterns if isinstance(patterns, list) else []:
         folder, name = os.path.split(pattern if pattern.startswith("/") else f"{os.path.dirname(source)}/{pattern}")
         texts += [
             tree.read(f"{folder}/{entry}") or "" for entry in tree.listdir(folder) if fnmatch.fnmatch(entry, name)
@@ -107,12 +109,6 @@ def _value(text: str):
     return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
-def imports(text: str) -> list[str]:
-    """Patterns of further files that this one reads; later files win."""
-    found = tables(text)[""].get("imports")
-    return found if isinstance(found, list) else []
-
-
 def cni(texts: list[str]) -> dict:
     """{conf_dir, bin_dirs, max_conf_num, use_internal_loopback} as containerd reads them from its files in order."""
     merged: dict = {}
@@ -129,16 +125,12 @@ def cni(texts: list[str]) -> dict:
     }
 
 
-def sandbox_image(texts: list[str]) -> Optional[str]:
-    """The image of every pod's sandbox, which is on each node that runs pods; None if the files set none."""
-    return _last(texts, _SANDBOX, str)
-
-
 def tools(tree: Tree) -> dict:
-    """image (of the sandboxes; None if the configuration sets none) and mounts: {path in a pod: path on the node},
-    for folders and files that exist."""
+    """image (of every pod's sandbox, which is on each node that runs pods; None if the configuration sets none) and
+    mounts: {path in a pod: path on the node}, for folders and files that exist.
+    """
     mounts = {path: tree.realpath(path) for path in (*_FOLDERS, *_FURTHER) if tree.exists(path)}
-    return {"image": sandbox_image(read(tree)[1]), "mounts": mounts}
+    return {"image": _last(read(tree)[1], _SANDBOX, str), "mounts": mounts}
 
 
 def cdi(texts: list[str]) -> Optional[bool]:

@@ -1,21 +1,6 @@
 """Problems in a node's CNI setup and in the DaemonSets behind it.
 
-Pure: state in, findings out.
-
-State, as the module reads it:
-    machine      the node's `uname -m`
-    runtime      {source: path or None, conf_dir, bin_dirs, max_conf_num, use_internal_loopback}
-    confs        [{path, content}] of conf_dir in the order of their names
-    others       names in conf_dir that the runtime does not read
-    primary      [{path, content}] of the directory that only Multus reads, None when there is no such directory
-    networks     [{name, config: text}] that Multus attaches to pods of the node
-    programs     {name: {path, mode, size, script: bool, elf: {machine, size} or None}}, the first match
-    leftovers    paths of half-written files in the plugin directories
-    socket       Multus' socket: answers, refuses, absent or unknown
-    existing     whether the path in a clusterNetwork exists: {path on the node: bool}
-    sysctls      {key: running value or None}
-    ports        TCP ports that something listens on
-    flannel      whether flanneld runs
+Pure: state in, as the module cni_lint reads it, findings out.
 """
 
 from __future__ import annotations
@@ -124,9 +109,7 @@ def network_programs(text: str) -> list[str]:
 
 
 def lint(state: dict, wanted: dict) -> list[Finding]:
-    """wanted: conf_dir and bin_dir that the roles write to, primary (path of the pod network's own configuration),
-    multus (whether Multus must be first), health_port (0 for none).
-    """
+    """state: see the module's `read`. wanted: the module's options."""
     parsed = [(conf, *parse(conf)) for conf in state["confs"]]
     return [
         *_runtime(state, wanted),
@@ -145,13 +128,14 @@ def _runtime(state: dict, wanted: dict):
     runtime, source = state["runtime"], state["runtime"]["source"]
     said = f"containerd ({source})" if source else "containerd (its defaults, no config.toml)"
     step = "set flannel-backend: none (k3s then keeps the standard directories), or"
-    if runtime["conf_dir"] != wanted["conf_dir"]:
-        wish, seen = f"conf_dir {wanted['conf_dir']}, where Multus writes", f"conf_dir {runtime['conf_dir']}"
+    if runtime["conf_dir"] != wanted["conf_directory"]:
+        wish, seen = f"conf_dir {wanted['conf_directory']}, where Multus writes", f"conf_dir {runtime['conf_dir']}"
         yield Finding(said, wish, seen, f"{step} multus_conf_directory to it", "conf-dir-differs")
-    if wanted["bin_dir"] not in runtime["bin_dirs"]:
-        wish, seen = f"bin_dir {wanted['bin_dir']}, where the plugins are", f"bin_dir {', '.join(runtime['bin_dirs'])}"
+    place = wanted["plugin_directory"]
+    if place not in runtime["bin_dirs"]:
+        wish, seen = f"bin_dir {place}, where the plugins are", f"bin_dir {', '.join(runtime['bin_dirs'])}"
         yield Finding(said, wish, seen, f"{step} cni_plugins_directory to it", "bin-dir-differs")
-    for directory in sorted({wanted["bin_dir"], *runtime["bin_dirs"]}):
+    for directory in sorted({place, *runtime["bin_dirs"]}):
         if re.search(r"/data/(current|[0-9a-f]{64})/bin", directory):
             obj, wish = f"plugin directory {directory}", "a directory that survives a k3s upgrade"
             seen = "one that belongs to a single release: the plugins are gone after the next upgrade"
@@ -298,7 +282,7 @@ def _program(name: str, by: str, state: dict, wanted: dict):
 def _placing(name: str, wanted: dict) -> str:
     if name == SHIM:
         return "see the Multus pod's init container"
-    if name == CLAIM or name in wanted.get("plugins", ()):
+    if name == CLAIM or name in wanted["plugins"]:
         return _RUN_ROLE
     if name in REFERENCE:
         return f"add it to cni_plugins_names and {_RUN_ROLE}"
@@ -308,7 +292,7 @@ def _placing(name: str, wanted: dict) -> str:
 def _replacing(name: str, wanted: dict) -> str:
     if name == SHIM:
         return "delete the Multus pod of this node"
-    if name == CLAIM or name in wanted.get("plugins", ()) or name in REFERENCE:
+    if name == CLAIM or name in wanted["plugins"] or name in REFERENCE:
         return _RUN_ROLE
     return "delete the pod that installs it on this node, or install it again"
 

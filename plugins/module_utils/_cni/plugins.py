@@ -1,11 +1,6 @@
 """The plan of CNI plugins to install.
 
 `read` asks the node; `plan` is pure: state and options in, Plan out.
-
-State:
-    files     {name: {sha256, mode, link} or None}
-    record    {name: sha256} of what earlier runs installed
-    leftovers names of files left by an interrupted run
 """
 
 from __future__ import annotations

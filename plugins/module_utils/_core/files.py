@@ -47,6 +47,12 @@ def recorded(tree: Tree, path: str) -> dict:
     return content if isinstance(content, dict) else {}
 
 
+def seen_file(tree: Tree, path: str) -> dict | None:
+    """Content and mode of a file, as plan_text compares them; None if it is missing."""
+    data = tree.read_bytes(path)
+    return None if data is None else {"content": data.decode("utf-8", "replace"), "mode": f"{tree.mode(path) or 0:04o}"}
+
+
 def plan_file(plan: Plan, facts: dict, path: str, text: str) -> bool:
     """Plan the file with this text and mode 0644; True if its text would change."""
     return plan_text(plan, path, facts["owned_files"].get(path), text)

@@ -21,8 +21,9 @@ from collections.abc import Iterable
 from typing import IO, Callable
 
 from .._core.change import Change, Refused
-from .._core.files import apply_file, remove_tree, rename, replacing, under, write
+from .._core.files import apply_file, remove_tree, rename, replacing, seen_file, under, write
 from .._core.units import apply_units, running, started_at
+from ..hca import Tree
 from .ask import DRIVERS, ask_all
 from .config import DRA, PLUGIN, api_of, keys
 from .config import names as resource_names
@@ -92,22 +93,19 @@ def read(root: str, kubeconfigs: Iterable[str] = ()) -> dict:
     replaced since its start), status; rivals: see _rivals; python, machine, ensurepip: for the choice of wheels and
     environment.
     """
-    main_pid, service = 0, None
-    if running(root):
-        service = _service()
-        main_pid = service["main_pid"]
+    tree, service = Tree(root), _service() if running(root) else None
     return {
-        "code": _installed_code(root),
-        "stamp": _text(under(root, STAMP)) or "",
-        "config": _file(under(root, CONFIG)),
-        "unit": _file(under(root, UNIT)),
-        "kubeconfig": _file(under(root, KUBECONFIG)),
+        "code": _installed_code(tree),
+        "stamp": (seen_file(tree, STAMP) or {"content": ""})["content"],
+        "config": seen_file(tree, CONFIG),
+        "unit": seen_file(tree, UNIT),
+        "kubeconfig": seen_file(tree, KUBECONFIG),
         "token": {"content": "a token", "mode": ""} if os.path.lexists(under(root, TOKEN)) else None,
-        "clusters": {path: _cluster(under(root, path)) for path in kubeconfigs},
+        "clusters": {path: _cluster(tree.read(path) or "") for path in kubeconfigs},
         "enabled": os.path.lexists(under(root, ENABLED)),
-        "home": os.path.isdir(under(root, HOME)),
+        "home": tree.isdir(HOME),
         "service": service,
-        "rivals": _rivals(root, main_pid),
+        "rivals": _rivals(tree, service["main_pid"] if service else 0),
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
         "machine": platform.machine(),
         "ensurepip": importlib.util.find_spec("ensurepip") is not None,
@@ -162,44 +160,31 @@ def served(root: str) -> dict[str, str]:
     """The resources that device plugins for RDMA should serve on the node, by name, each with its server: a unit,
     ours or that of another plugin, or else a process.
     """
-    found = {}
-    for rival in _rivals(root, 0):
+    found, tree = {}, Tree(root)
+    for rival in _rivals(tree, 0):
         by = rival["unit"] or f"process {rival['pid']} {rival['where']}"
         found.update(dict.fromkeys(rival["names"] or (), by))
     if os.path.lexists(under(root, ENABLED)):
-        found.update(dict.fromkeys(_own_resources(root), SERVICE))
+        found.update(dict.fromkeys(_own_resources(tree), SERVICE))
     return found
 
 
-def _own_resources(root: str) -> list[str]:
+def _own_resources(tree: Tree) -> list[str]:
     """Our service's device plugin resources and its DRA driver, by the names of their sockets."""
-    mode = re.search(r"^ExecStart=.*\s-mode\s+(\S+)", _text(under(root, UNIT)) or "", re.MULTILINE)
+    mode = re.search(r"^ExecStart=.*\s-mode\s+(\S+)", tree.read(UNIT) or "", re.MULTILINE)
     api = mode[1] if mode else PLUGIN
     try:
-        entries = json.loads(_text(under(root, CONFIG)) or "")["configList"]
+        entries = json.loads(tree.read(CONFIG) or "")["configList"]
         own = resource_names([entry for entry in entries if api_of(entry, api) == PLUGIN])
         return [*own, f"{DRIVER}{DRIVERS}"] if any(api_of(entry, api) == DRA for entry in entries) else own
     except (ValueError, KeyError, AttributeError, TypeError):
         return []
 
 
-def _text(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read()
-    except OSError:
-        return None
-
-
-def _file(path: str) -> dict | None:
-    content = _text(path)
-    return None if content is None else {"content": content, "mode": f"{os.stat(path).st_mode & 0o7777:04o}"}
-
-
-def _cluster(path: str) -> dict | None:
+def _cluster(kubeconfig: str) -> dict | None:
     """The API server in a kubeconfig; its credentials are not read."""
     keys = "server|certificate-authority(?:-data)?"
-    found = dict(re.findall(rf"^\s*-?\s*({keys}):\s*[\"']?([^\"'\s]+)[\"']?\s*$", _text(path) or "", re.MULTILINE))
+    found = dict(re.findall(rf"^\s*-?\s*({keys}):\s*[\"']?([^\"'\s]+)[\"']?\s*$", kubeconfig, re.MULTILINE))
     return found if found.get("server", "").startswith("https://") else None
 
 
@@ -211,10 +196,10 @@ def _sha256(path: str) -> str | None:
         return None
 
 
-def _installed_code(root: str) -> str | None:
+def _installed_code(tree: Tree) -> str | None:
     """The source checksum of the code file, if it has not changed since."""
-    sources, _space, made = (_text(under(root, CODE_SUM)) or "").strip().partition(" ")
-    return sources if made and made == _sha256(under(root, CODE)) else None
+    sources, _space, made = (tree.read(CODE_SUM) or "").partition(" ")
+    return sources if made and made == _sha256(under(tree.root, CODE)) else None
 
 
 # --- the service -----------------------------------------------------------------------------------------------------
@@ -251,27 +236,26 @@ def _changed_after(path: str, moment: float) -> bool:
 # --- other plugins ---------------------------------------------------------------------------------------------------
 
 
-def _rivals(root: str, main_pid: int) -> list[dict]:
+def _rivals(tree: Tree, main_pid: int) -> list[dict]:
     """Processes of device plugins that are not our service, the Go one and copies of this one alike.
 
     pid, kind, program, where (words), pod (whether a kubelet runs it), unit (of systemd, or ""), config (words), names
     (of its resources, None when they cannot be read).
     """
     found = []
-    folder = under(root, "/proc")
-    for pid in sorted(int(name) for name in _entries(folder) if name.isdecimal()):
-        process = f"{folder}/{pid}"
-        arguments = [word for word in (_text(f"{process}/cmdline") or "").split("\0") if word]
-        program = _link(f"{process}/exe")
+    for pid in sorted(int(name) for name in tree.listdir("/proc") if name.isdecimal()):
+        process = f"/proc/{pid}"
+        arguments = [word for word in (tree.read(f"{process}/cmdline") or "").split("\0") if word]
+        program = (tree.readlink(f"{process}/exe") or "").replace(" (deleted)", "")
         if pid in (main_pid, os.getpid()) or not _is_plugin(program, arguments):
             continue
-        groups = _text(f"{process}/cgroup") or ""
+        groups = tree.read(f"{process}/cgroup") or ""
         unit = _unit(groups)
         if unit == SERVICE:
             continue
         pod = "kubepods" in groups or "cri-containerd" in groups
         # A container runtime that runs the plugin must not be stopped.
-        unit = unit if not pod and unit and running(root) and _show(unit).get("MainPID") == str(pid) else ""
+        unit = unit if not pod and unit and running(tree.root) and _show(unit).get("MainPID") == str(pid) else ""
         path = _config_path(arguments)
         where = "in a pod" if pod else f"unit {unit}" if unit else "started by hand"
         found.append(
@@ -283,24 +267,12 @@ def _rivals(root: str, main_pid: int) -> list[dict]:
                 "pod": pod,
                 "unit": unit,
                 "config": f"config {path} {where}",
-                "names": _resources(f"{process}/root{path}" if path.startswith("/") else f"{process}/cwd/{path}"),
+                "names": _resources(
+                    tree.read(f"{process}/root{path}" if path.startswith("/") else f"{process}/cwd/{path}") or ""
+                ),
             }
         )
     return found
-
-
-def _entries(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path).replace(" (deleted)", "")
-    except OSError:
-        return ""
 
 
 def _is_plugin(program: str, arguments: list[str]) -> bool:
@@ -333,10 +305,9 @@ def _config_path(arguments: list[str]) -> str:
     return UPSTREAM_CONFIG
 
 
-def _resources(path: str) -> list[str] | None:
-    text = _text(path)
+def _resources(text: str) -> list[str] | None:
     try:
-        return [str(keys(entry)["resourcename"]) for entry in keys(json.loads(text or ""))["configlist"]]
+        return [str(keys(entry)["resourcename"]) for entry in keys(json.loads(text))["configlist"]]
     except (ValueError, KeyError, AttributeError, TypeError):
         return None
 
@@ -385,27 +356,21 @@ class Installer:
                 remove_tree(self.root, HOME)
                 yield change
 
-    def _systemctl(self, *words: str) -> tuple[int, str]:
-        code, out, error = self.run(["systemctl", *words])
-        return code, (error or out).strip()
-
     def _stop(self, change: Change) -> Change:
         unit = SERVICE if change.object == OBJECT else change.object.split()[1]
         words = ("stop", unit) if change.action == "stop" else ("disable", "--now", unit)
-        code, said = self._systemctl(*words)
+        code, out, error = self.run(["systemctl", *words])
         if code:
-            raise Refused.because(
-                f"unit {unit}", "stopped", said, f"stop it by hand (systemctl stop {unit}) and run again"
-            )
+            step = f"stop it by hand (systemctl stop {unit}) and run again"
+            raise Refused.because(f"unit {unit}", "stopped", (error or out).strip(), step)
         return change
 
     def _install_code(self) -> None:
         source = os.path.join(self.staged, os.path.basename(CODE))
         seen = _sha256(source)
         if seen != self.wanted["code"]:
-            raise Refused.because(
-                source, f"sha256 {self.wanted['code']}", str(seen), "run again; the transfer was incomplete"
-            )
+            step = "run again; the transfer was incomplete"
+            raise Refused.because(source, f"sha256 {self.wanted['code']}", str(seen), step)
         target = under(self.root, CODE)
         with replacing(target) as stream:
             _compiled(source, stream)
@@ -459,15 +424,11 @@ class Installer:
     def _start(self, change: Change) -> None:
         for folder in self.wanted["directories"]:
             os.makedirs(folder, mode=0o750, exist_ok=True)
-        code, said = self._systemctl("restart", SERVICE)
+        code, out, error = self.run(["systemctl", "restart", SERVICE])
         if code:
             _code, journal, _error = self.run(["journalctl", "--no-pager", "--output=cat", "-n", "12", "-u", SERVICE])
-            raise Refused.because(
-                OBJECT,
-                "active",
-                " | ".join([said, *journal.strip().splitlines()[-6:]]),
-                f"check journalctl -u {NAME} and run again",
-            )
+            seen = " | ".join([(error or out).strip(), *journal.strip().splitlines()[-6:]])
+            raise Refused.because(OBJECT, "active", seen, f"check journalctl -u {NAME} and run again")
 
 
 def _compiled(source: str, target: IO[bytes]) -> None:

@@ -98,25 +98,21 @@ def files(node: dict) -> dict[str, dict]:
     selinux, bundled_bin, variables (typed, without the prefix k3s_). No option appears in two files: k3s uses the last.
     """
     typed = node["variables"]
-    own: dict = {"token-file": TOKEN, "node-ip": node["node_ip"]}
-    if node["node_name"]:
-        own["node-name"] = node["node_name"]
-    if node["labels"]:
-        own["node-label"] = [f"{name}={value}" for name, value in sorted(node["labels"].items())]
-    if node["taints"]:
-        own["node-taint"] = list(node["taints"])
-    if node["kubelet_args"]:
-        own["kubelet-arg"] = [f"{name}={value}" for name, value in sorted(node["kubelet_args"].items())]
-    if node["selinux"]:
-        own["selinux"] = True
-    if node["bundled_bin"]:
-        own["prefer-bundled-bin"] = True
-    if node["role"] == "agent" or not node["first"]:
-        own["server"] = node["server_url"]
-    found = {CONFIG: own}
-    if node["role"] == "server":
-        if node["first"] and node["servers"] > 1:
-            own["cluster-init"] = True
+    server = node["role"] == "server"
+    own = {
+        "token-file": TOKEN,
+        "node-ip": node["node_ip"],
+        "node-name": node["node_name"],
+        "node-label": [f"{name}={value}" for name, value in sorted(node["labels"].items())],
+        "node-taint": list(node["taints"]),
+        "kubelet-arg": [f"{name}={value}" for name, value in sorted(node["kubelet_args"].items())],
+        "selinux": bool(node["selinux"]),
+        "prefer-bundled-bin": bool(node["bundled_bin"]),
+        "server": None if server and node["first"] else node["server_url"],
+        "cluster-init": server and node["first"] and node["servers"] > 1,
+    }
+    found = {CONFIG: {option: value for option, value in own.items() if value}}
+    if server:
         found[CLUSTER] = cluster(typed)
     if typed["config_extra"]:
         found[EXTRA] = dict(typed["config_extra"])

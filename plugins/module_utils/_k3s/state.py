@@ -14,7 +14,7 @@ import time
 from typing import Callable
 
 from .._core import programs
-from .._core.files import recorded, sha256_of, under, write
+from .._core.files import recorded, seen_file, sha256_of, under, write
 from .._core.units import shown, started_at
 from ..hca import Tree
 from ..hca import node as hca_node
@@ -108,7 +108,7 @@ def converging(root: str, run: Callable, token: str | None = None) -> dict:
     tree = Tree(root)
     running = _running(run) if tree.live else {}
     record = recorded(tree, k3s.RECORD)
-    files = {path: _file(tree, path) for path in _TEXT_FILES}
+    files = {path: seen_file(tree, path) for path in _TEXT_FILES}
     foreign = [path for path, seen in files.items() if seen and not ours(seen)]
     present = {path: row["sha256"] for path, row in inputs(tree, root, record).items()}
     return {
@@ -169,11 +169,6 @@ def _sum(tree: Tree, root: str, path: str, known: dict) -> dict:
     identity = [seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino]
     same = known.get("identity") == identity
     return known if same else {"identity": identity, "sha256": sha256_of(under(root, path))}
-
-
-def _file(tree: Tree, path: str) -> dict | None:
-    content = tree.read(path)
-    return None if content is None else {"content": content, "mode": _mode(tree, path)}
 
 
 def _mode(tree: Tree, path: str) -> str:

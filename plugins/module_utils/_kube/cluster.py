@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 from .._cni import nad_lint
 from . import dra
 from .kubectl import Kubectl, KubectlError
@@ -31,30 +33,23 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
         items, served = kubectl.items_of(OPTIONAL, "-A", always=TYPES)
     except KubectlError as refused:
         return None, refused.reason
+    by_kind = collections.defaultdict(list)
+    for item in items:
+        by_kind[item["kind"]].append(item)
     claimed = dra.read(items)
-    nodes = [node(item) for item in items if item["kind"] == "Node"]
+    labels = {item["metadata"]["name"]: item["metadata"].get("labels") or {} for item in by_kind["Namespace"]}
+    classes = [item["metadata"]["name"] for item in by_kind["RuntimeClass"]]
     return {
-        "nodes": [{**of_node, "hcas": dra.hcas(claimed, of_node["name"])} for of_node in nodes],
+        "nodes": [{**node(item), "hcas": dra.hcas(claimed, item["metadata"]["name"])} for item in by_kind["Node"]],
         "dra": claimed,
         "nads": [bare(item) for item in items if item["kind"] in ("NetworkAttachmentDefinition", *nad_lint.POOLS)],
-        "dns": any(
-            item["kind"] == "Service" and (item["metadata"].get("labels") or {}).get("k8s-app") == "kube-dns"
-            for item in items
-        ),
-        "namespaces": [item["metadata"]["name"] for item in items if item["kind"] == "Namespace"],
-        "runtime_classes": [item["metadata"]["name"] for item in items if item["kind"] == "RuntimeClass"]
-        if RUNTIME_CLASSES in served
-        else None,
+        "dns": any((item["metadata"].get("labels") or {}).get("k8s-app") == "kube-dns" for item in by_kind["Service"]),
+        "namespaces": list(labels),
+        "runtime_classes": classes if RUNTIME_CLASSES in served else None,
         "cni": cni_objects(items),
-        "policies": [
-            {**bare(item), "status": item.get("status") or {}} for item in items if item["kind"] == "NicClusterPolicy"
-        ],
+        "policies": [{**bare(item), "status": item.get("status") or {}} for item in by_kind["NicClusterPolicy"]],
         "plugins": plugin_objects(items),
-        "security": {
-            item["metadata"]["name"]: (item["metadata"].get("labels") or {})[ENFORCE]
-            for item in items
-            if item["kind"] == "Namespace" and ENFORCE in (item["metadata"].get("labels") or {})
-        },
+        "security": {name: given[ENFORCE] for name, given in labels.items() if ENFORCE in given},
     }, None
 
 

@@ -29,9 +29,10 @@ def capabilities(kubectl: Kubectl) -> dict:
     for item in kubectl.items("nodes"):
         info = (item.get("status") or {}).get("nodeInfo", {})
         nodes[item["metadata"]["name"]] = {name: info.get(field) or "" for name, field in names.items()}
+    known = {"version": version, "served": False, "gates": {}, "nodes": nodes}
     code, out, error = kubectl.apply(_probes(), "--dry-run=server", "--force-conflicts", "--output=json")
     if code and "no matches for kind" in error:
-        return {"version": version, "served": False, "gates": {}, "nodes": nodes}
+        return known
     if code:
         raise KubectlError("a dry run of a DeviceClass and a ResourceSlice", error or out)
     kept = {item["kind"]: item["spec"] for item in parse_items(out)}
@@ -41,7 +42,7 @@ def capabilities(kubectl: Kubectl) -> dict:
         "DRADeviceTaints": bool(device.get("taints")),
         "DRAExtendedResource": bool(kept["DeviceClass"].get("extendedResourceName")),
     }
-    return {"version": version, "served": True, "gates": gates, "nodes": nodes}
+    return {**known, "served": True, "gates": gates}
 
 
 def _probes() -> list[dict]:

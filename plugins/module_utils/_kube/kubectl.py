@@ -28,15 +28,13 @@ ANSWER_SECONDS = 45
 NO_END, NOT_STARTED = -1, -2
 CANNOT_START = "cannot be started"
 _AGAIN = "fix what the message reports and run again"
-_BROKE_OFF = "the answer broke off"
+BROKE_OFF = "the answer broke off"
 # kubectl's suffix to the output of a program in a pod, which may be about the program's own connection.
 _OWN_END = "command terminated with exit code"
 # sudo and non-interactive SSH leave /usr/local/bin, where k3s is, out of PATH.
 _FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 # The API server creates this namespace, and recreates it whenever it is gone.
 _ANCHOR = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
-# The server validates better than kubectl, which would first fetch all types to check one object.
-_APPLY = ("apply", "--server-side", "--validate=false", f"--field-manager={MANAGER}", "--filename=-")
 _UNREACHABLE = re.compile(
     r"connection to the server|connection refused|Unable to connect to the server|TLS handshake timeout|i/o timeout"
     r"|unable to read .*k3s\.yaml|no configuration has been provided|k3s\.yaml: no such file"
@@ -213,29 +211,16 @@ class Kubectl:
         since = None
         while True:
             start = self._clock()
-            answer = self._run_whole(words, text, limit, whole_json)
-            if answer[2] == _BROKE_OFF:
-                answer = self._run_whole(words, text, limit, whole_json)
-            code, _out, error = answer
+            code, out, error = self.run(*words, text=text, limit=limit)
+            if code == 0 and not whole_json(words, out):
+                code, error = NO_END, BROKE_OFF
             if code != NOT_STARTED and not lost(code, error):
-                return answer
-            again = since is None and self._patience > 0
+                return code, out, error
+            again = since is None and (self._patience > 0 or error == BROKE_OFF)
             since = start if since is None else since
             if code == NOT_STARTED or (self._clock() >= since + self._patience and not again):
                 raise Unreachable(error, self._next_step)
             self._sleep(POLL_SECONDS)
-
-    def ask_pod(self, namespace: str, pod: str, argv: list[str], limit: float, whole) -> tuple[int, str, str]:
-        """run() of an exec, repeated once if it does not end or its output is not whole(words, text).
-
-        Raises Unreachable if the API server does not answer by then.
-        """
-        words = ("exec", "-n", namespace, pod, "--", *argv)
-        answer = self._run_whole(words, None, limit, whole)
-        if lost(answer[0], answer[2]):
-            self.await_server()
-            answer = self._run_whole(words, None, limit, whole)
-        return answer
 
     def await_server(self) -> None:
         """Raises Unreachable if the API server does not answer.
@@ -243,10 +228,6 @@ class Kubectl:
         A call for objects would first ask for the types of all groups and, if packets are dropped, dial for minutes.
         """
         self.run_retrying("get", "--raw=/readyz", limit=min(self._limit, ANSWER_SECONDS))
-
-    def _run_whole(self, words, text, limit, whole) -> tuple[int, str, str]:
-        code, out, error = self.run(*words, text=text, limit=limit)
-        return (NO_END, out, _BROKE_OFF) if code == 0 and not whole(words, out) else (code, out, error)
 
     def items(self, *words: str) -> list[dict]:
         """The objects of a get; raises KubectlError."""
@@ -286,7 +267,9 @@ class Kubectl:
 
     def apply(self, objects: list[dict], *words: str) -> tuple[int, str, str]:
         """Apply objects server-side as the collection's field manager; returns what run_retrying() returns."""
-        return self.run_retrying(*_APPLY, *words, text=as_list(objects))
+        # The server validates better than kubectl, which would first fetch all types to check one object.
+        how = ("--server-side", "--validate=false", f"--field-manager={MANAGER}", "--filename=-")
+        return self.run_retrying("apply", *how, *words, text=as_list(objects))
 
     def serve(self, pod: str, argv: list[str], namespace: str) -> subprocess.Popen:
         """Start a command in a pod without waiting for its end."""

@@ -13,7 +13,7 @@ import re
 
 from .._core.change import Change, Plan, Refused
 from .kubectl import MANAGER, Kubectl, KubectlError, last_words
-from .ownership import SHOW, has_set
+from .ownership import SHOW
 
 MARK = "rdma.gpufabric.io/cordoned-for-driver"
 _CORDON = {"metadata": {"annotations": {MARK: "true"}}, "spec": {"unschedulable": True}}
@@ -54,7 +54,7 @@ class Node:
             "name": self._name,
             "cordoned": cordoned,
             "marked": marked,
-            "ours": cordoned and marked and has_set(node, "spec", "unschedulable"),
+            "ours": cordoned and marked and _set_by_us(node),
             "pods": self._pods() if pods and not self._drained else [],
         }
 
@@ -82,6 +82,13 @@ class Node:
             raise Refused.because(f"node {self._name}", wanted, _obstacle(error or out), step)
         # A pod that tolerates the cordon may already be back; draining again would evict it forever.
         self._drained = True
+
+
+def _set_by_us(node: dict) -> bool:
+    """Whether we were the last to set `unschedulable`, and nobody has unset it since."""
+    managed = node["metadata"].get("managedFields") or []
+    ours = [entry.get("fieldsV1") or {} for entry in managed if entry.get("manager") == MANAGER]
+    return any("f:unschedulable" in (fields.get("f:spec") or {}) for fields in ours)
 
 
 def _leaves(pod: dict) -> bool:

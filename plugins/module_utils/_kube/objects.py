@@ -185,8 +185,7 @@ def plan_parts(state: dict, parts: list[dict]) -> Plan:
     joined = Plan()
     for part in parts:
         decide = verify if part["applied_by"] == "gitops" else plan
-        made = decide({**state, "live": by_key(part["wanted"], state["live"].values())}, part)
-        for name, rows in vars(made).items():
+        for name, rows in vars(decide(state, part)).items():
             getattr(joined, name).extend(rows)
     return joined
 
@@ -272,7 +271,8 @@ def verify(state: dict, part: dict) -> Plan:
     """
     made = plan(state, {**part, "takeover_allowed": True})
     # Only objects applied by the same tool are left over; a user's copy has only the label.
-    tools = {name for item in state["live"].values() for name in manager_names(item)}
+    there = by_key(part["wanted"], state["live"].values())
+    tools = {name for item in there.values() for name in manager_names(item)}
     theirs = [item for item in state["owned"] if not applied(item) and labelled(item, part["owner"])]
     _plan_pruning(made, [item for item in theirs if tools & manager_names(item)], part["wanted"])
     made.findings = [_difference(change) for change in made.changes] + made.findings

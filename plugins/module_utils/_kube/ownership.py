@@ -6,7 +6,7 @@ kubectl shows managers only with SHOW among its arguments.
 
 from __future__ import annotations
 
-from .._core.change import Finding, Refused
+from .._core.change import Refused
 from .kubectl import MANAGER, Kubectl
 
 OWNER_LABEL = "rdma.gpufabric.io/owner"
@@ -31,18 +31,6 @@ def applied(item: dict) -> bool:
     return any(entry.get("manager") == MANAGER and entry.get("operation", "Apply") == "Apply" for entry in entries)
 
 
-def has_set(item: dict, *path: str) -> bool:
-    """Whether we were the last to set a field, such as ("spec", "replicas"), and nobody has unset it since."""
-    keys = [f"f:{name}" for name in path]
-    for entry in item["metadata"].get("managedFields") or []:
-        fields = entry.get("fieldsV1") or {}
-        for key in keys:
-            fields = fields.get(key) if isinstance(fields, dict) else None
-        if entry.get("manager") == MANAGER and fields is not None:
-            return True
-    return False
-
-
 def ours(item: dict, owner: str) -> bool:
     """Whether the object has our label with this owner, and we have applied it."""
     return applied(item) and labelled(item, owner)
@@ -52,18 +40,14 @@ def tests_namespace(kubectl: Kubectl, name: str) -> bool:
     """Whether the namespace of test pods exists; Refused if it is not ours to use, empty and delete."""
     # A list is printed even if empty, so half an answer does not look like an absence.
     namespaces = kubectl.items("namespaces", f"--field-selector=metadata.name={name}", SHOW)
-    refused = [foreign_namespace(item) for item in namespaces if not ours(item, TESTS)]
-    if refused:
-        raise Refused(refused)
+    for item in namespaces:
+        if not ours(item, TESTS):
+            label = (item["metadata"].get("labels") or {}).get(OWNER_LABEL)
+            raise Refused.because(
+                f"namespace {name}",
+                f"one that does not exist, or that the tests created: with label {OWNER_LABEL}={TESTS}, applied by "
+                f"{MANAGER}",
+                f"one with {f'label {OWNER_LABEL}={label}' if label else 'no such label'}, managed by {managers(item)}",
+                "set verification_namespace to an unused name; all pods in it and the namespace itself are deleted",
+            )
     return bool(namespaces)
-
-
-def foreign_namespace(item: dict) -> Finding:
-    """Why test pods cannot use a foreign namespace."""
-    label = (item["metadata"].get("labels") or {}).get(OWNER_LABEL)
-    return Finding(
-        f"namespace {item['metadata']['name']}",
-        f"one that does not exist, or that the tests created: with label {OWNER_LABEL}={TESTS}, applied by {MANAGER}",
-        f"one with {f'label {OWNER_LABEL}={label}' if label else 'no such label'}, managed by {managers(item)}",
-        "set verification_namespace to an unused name; all pods in it and the namespace itself are deleted",
-    )

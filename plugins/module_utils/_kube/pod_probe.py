@@ -115,7 +115,7 @@ echo "{END}"
 MISSING = 127
 
 
-def whole(_words, text: str) -> bool:
+def whole(text: str) -> bool:
     return text.endswith(f"\n{END}\n")
 
 

@@ -7,7 +7,7 @@ import time
 
 from .._traffic import fabric
 from . import pods as kube_pods
-from .kubectl import Kubectl, last_words, lost, of_each
+from .kubectl import BROKE_OFF, Kubectl, last_words, lost, of_each
 
 _PATIENCE = 10
 _TRIES = 3
@@ -78,7 +78,7 @@ def _unknown(reason: str, output: str = "") -> dict:
 
 
 def _broke_off(code: int, error: str) -> str:
-    return last_words(error) if code and error.strip() else "the answer broke off"
+    return last_words(error) if code and error.strip() else BROKE_OFF
 
 
 def run_rounds(kubectl: Kubectl, params: dict) -> list[dict]:

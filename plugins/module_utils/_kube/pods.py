@@ -164,7 +164,7 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
             continue
         for item in served:
             if item["network"]:
-                used[item["network"]["name"]] = item["network"]
+                used[item["network"]["name"]] = item["network"]["namespace"]
         first = next((item for item in served if item["network"]), served[0])
         own = [_pod("workload", host, node, [first]), _pod("seed", host, node, [first])]
         if len(served) > 1:
@@ -184,7 +184,9 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
     _name_peers(pods)
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": NAMESPACE_LABELS}}
     objects = [space, peers_service(namespace)] if pods else []
-    objects += [_copied(nad, namespace) for nad in _definitions(cluster["nads"], used)]
+    for nad in cluster["nads"]:
+        if used.get(nad["metadata"]["name"]) == nad["metadata"].get("namespace", ""):
+            objects.append(_copied(nad, namespace))
     objects += manifests
     return {"namespace": namespace, "objects": objects, "pods": pods, "left_out": left_out}
 
@@ -212,15 +214,6 @@ def _name_peers(pods: list[dict]) -> None:
     carrying = [pod for pod in pods if pod["kind"] == "workload"]
     for pod, other in zip(carrying, [*carrying[1:], *carrying[:1]]):
         pod["peer"] = {"pod": other["name"], "name": f"{_host_name(other)}.{PEERS}"}
-
-
-def _definitions(nads: list[dict], used: dict) -> list[dict]:
-    return [
-        nad
-        for nad in nads
-        if nad["metadata"]["name"] in used
-        and nad["metadata"].get("namespace") == used[nad["metadata"]["name"]]["namespace"]
-    ]
 
 
 def _copied(nad: dict, namespace: str) -> dict:

@@ -7,7 +7,7 @@ import time
 from .._core.change import Refused
 from . import dra, ownership, pod_probe, pod_traffic
 from . import pods as kube_pods
-from .kubectl import Kubectl, KubectlError, Unreachable, conditions, last_words, lost, of_each
+from .kubectl import BROKE_OFF, NO_END, Kubectl, KubectlError, Unreachable, conditions, last_words, lost, of_each
 
 # Waiting reasons that never resolve.
 UNRECOVERABLE = (
@@ -133,7 +133,13 @@ def ask(
 
 def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str, peer: str) -> str:
     argv = ["sh", "-c", pod_probe.SCRIPT, "sh", resolve, peer if resolve else ""]
-    code, said, error = kubectl.ask_pod(namespace, name, argv, 120, pod_probe.whole)
+    for last in (False, True):
+        code, said, error = kubectl.run("exec", "-n", namespace, name, "--", *argv, limit=120)
+        if code == 0 and not pod_probe.whole(said):
+            code, error = NO_END, BROKE_OFF
+        if last or not lost(code, error):
+            break
+        kubectl.await_server()
     if code == 0:
         return said
     # An API server that reports this twice does answer: the kubelet does not.

@@ -5,17 +5,17 @@ cluster (tests/cluster/test_second_run.py counts those of a whole run).
 """
 
 import collections
+import gzip
 import hashlib
-import io
 import json
 import pathlib
 import sys
-import tarfile
 
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan, wheels
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, running, tree
+from ansible_collections.gpufabric.rdma.tests.tools.base_images import layer
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils._cni.test_cni_lint import program
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.modules.test_bundle import push, serving
 
@@ -42,11 +42,7 @@ def bundle(folder: pathlib.Path) -> pathlib.Path:
     """A bundle folder with k3s, its images and the plugins in the role's defaults."""
     names = yaml.safe_load((ROOT / "roles/common/defaults/main.yml").read_text())["cni_plugins_names"]
     folder.mkdir()
-    with tarfile.open(folder / "cni.tgz", "w:gz") as archive:
-        for name in names:
-            member = tarfile.TarInfo(name)
-            member.size = 512
-            archive.addfile(member, io.BytesIO(program()))
+    (folder / "cni.tgz").write_bytes(gzip.compress(layer(dict.fromkeys(names, program()))))
     for name, content in (("flannel", program()), ("k3s", b"program"), ("images.tar", b"images")):
         (folder / name).write_bytes(content)
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}

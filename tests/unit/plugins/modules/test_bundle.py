@@ -2,13 +2,12 @@
 
 import contextlib
 import functools
+import gzip
 import hashlib
 import http.server
-import io
 import json
 import os
 import pathlib
-import tarfile
 import threading
 import zipfile
 
@@ -18,7 +17,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock
 from ansible_collections.gpufabric.rdma.plugins.modules import bundle
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 from ansible_collections.gpufabric.rdma.tests.tools import running
-from ansible_collections.gpufabric.rdma.tests.tools.base_images import SLIM, base_archive
+from ansible_collections.gpufabric.rdma.tests.tools.base_images import SLIM, base_archive, layer
 
 STATED = {"sha256": "2" * 64, "by": "https://github.com/Azure/azhpc-images"}
 DIGEST = f"sha256:{'1' * 64}"
@@ -82,12 +81,7 @@ def push(folder: pathlib.Path, repository: str, file: str, content: bytes) -> st
         path.write_bytes(data)
         return {"digest": digest}
 
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w:gz") as archive:
-        member = tarfile.TarInfo(f"./{file}")
-        member.size = len(content)
-        archive.addfile(member, io.BytesIO(content))
-    layers = [put("blobs", layer.getvalue()), put("blobs", b"".join([b"\0" * 10240]))]
+    layers = [put("blobs", gzip.compress(layer({f"./{file}": content}))), put("blobs", b"\0" * 10240)]
     manifest = put("manifests", json.dumps({"layers": layers}).encode())
     of_other = {**put("manifests", b"{}"), "platform": {"os": "linux", "architecture": "arm64"}}
     rows = [of_other, {**manifest, "platform": {"os": "linux", "architecture": "amd64"}}]

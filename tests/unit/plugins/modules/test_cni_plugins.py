@@ -1,12 +1,11 @@
 """CNI plugins from a bundle folder to a node: real archives, real programs, the module run by Ansible."""
 
+import gzip
 import hashlib
-import io
 import json
 import os
 import pathlib
 import subprocess
-import tarfile
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins
@@ -15,19 +14,14 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import tokens
 from ansible_collections.gpufabric.rdma.plugins.modules import cni_plugins
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running
+from ansible_collections.gpufabric.rdma.tests.tools.base_images import layer
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils._cni.test_cni_lint import program
 
 NAMES = ["bridge", "flannel", "loopback"]
 
 
-def archive(programs: dict, before: str = "") -> bytes:
-    target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w:gz") as made:
-        for name, content in programs.items():
-            member = tarfile.TarInfo(f"{before}{name}")
-            member.size, member.mode = len(content), 0o755
-            made.addfile(member, io.BytesIO(content))
-    return target.getvalue()
+def archive(programs: dict) -> bytes:
+    return gzip.compress(layer(programs))
 
 
 class Bundle:
@@ -55,7 +49,7 @@ class Bundle:
 def bundle(tmp_path):
     (tmp_path / "bundle").mkdir()
     made = Bundle(tmp_path / "bundle")
-    made.add("cni-plugins", archive({"bridge": program(size=600), "loopback": program(), "vlan": program()}, "./"))
+    made.add("cni-plugins", archive({"./bridge": program(size=600), "./loopback": program(), "./vlan": program()}))
     made.add("cni-plugins", archive({"bridge": program(183), "loopback": program(183)}), "arm64")
     made.add("flannel-cni-plugin", program(size=700))
     made.add("flannel-cni-plugin", archive({"flannel-arm64": program(183)}), "arm64")

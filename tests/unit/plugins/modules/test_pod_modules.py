@@ -73,8 +73,7 @@ OWNED, MANAGED = "rdma.gpufabric.io/owner", "app.kubernetes.io/managed-by"
 def foreign(name, manager, operation="Update", **labels):
     """A namespace that someone else created."""
     managed = [{"manager": manager, "operation": operation, "fieldsV1": []}]
-    meta = {"name": name, "labels": labels, "managedFields": managed}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
+    return kubectl_cluster.api_object("v1", "Namespace", name, metadata={"labels": labels, "managedFields": managed})
 
 
 @pytest.mark.parametrize(
@@ -174,11 +173,8 @@ class SlowKubectl:
     def run(self, *_words, limit):
         self.pass_by(11)
         name = self.names.pop(0)
-        return (0 if name.endswith(("ok", "iterations")) else 1), _said(name), ""
-
-
-def _said(name):
-    return (tree.texts("output") / f"{name}.txt").read_text()
+        said = (tree.texts("output") / f"{name}.txt").read_text()
+        return (0 if name.endswith(("ok", "iterations")) else 1), said, ""
 
 
 SENT = {"tool": "rping", "address": "10.56.0.18", "tcp_port": 18700}

@@ -14,8 +14,8 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import clus
 from ansible_collections.gpufabric.rdma.tests.tools import rendering
 
 CONF, PRIMARY = "etc/cni/net.d/00-multus.conf", "etc/cni/gpufabric-rdma.d/10-flannel.conflist"
-WANTED = {"conf_dir": "/etc/cni/net.d", "bin_dir": "/opt/cni/bin", "primary": f"/{PRIMARY}", "multus": True}
-WANTED |= {"networks": [], "health_port": 8081}
+WANTED = {"conf_directory": "/etc/cni/net.d", "plugin_directory": "/opt/cni/bin", "plugins": [], "multus": True}
+WANTED |= {"networks": [], "health_port": 8081, "primary": f"/{PRIMARY}"}
 MULTUS = {"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus-shim", "logToStderr": True}
 MULTUS["clusterNetwork"] = f"/host/{PRIMARY}"
 CHAIN = [{"type": "flannel", "delegate": {"isDefaultGateway": True}}, {"type": "portmap"}]
@@ -94,7 +94,7 @@ def imported(node):
 
 
 def release_dir(node):
-    node.wanted["bin_dir"] = wanted = "/var/lib/rancher/k3s/data/current/bin"
+    node.wanted["plugin_directory"] = wanted = "/var/lib/rancher/k3s/data/current/bin"
     containerd_of(f'[plugins."io.containerd.grpc.v1.cri".cni]\n  bin_dir = "{wanted}"\n', 2)(node)
     for name in PROGRAMS:
         node.write(f"{wanted[1:]}/{name}", program(), 0o755)
@@ -258,7 +258,6 @@ def test_multus_waits_for_flannels_subnet_and_the_startup_taint(multus_objects):
     spec = daemon_set(multus_objects)
     config = json.loads(daemon_config(multus_objects)["daemon-config.json"])
     assert config["readinessindicatorfile"] == "/host/run/flannel/subnet.env"
-    assert config["multusMasterCNI"] == "10-flannel.conflist"
     waits = spec["initContainers"][1]["command"][2]
     assert "/host/run/flannel/subnet.env" in waits
     assert "/host/run/gpufabric-rdma/startup-taint" in waits

@@ -9,38 +9,6 @@ import stat
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Plan
-
-PATH = "/etc/modprobe.d/zz.conf"
-
-
-@pytest.mark.parametrize(("owned", "expected"), [
-    (None, ("write", "", "new\n")),
-    ({"mode": "0644", "content": "old\n"}, ("write", "old\n", "new\n")),
-    ({"mode": "0600", "content": "new\n"}, ("mode", "0600", "0644")),
-    ({"mode": "0644", "content": "new\n"}, None),
-])  # fmt: skip
-def test_what_is_planned(owned, expected):
-    made = Plan()
-    changed = files.plan_file(made, {"owned_files": {PATH: owned} if owned else {}}, PATH, "new\n")
-    assert made.changes == ([(PATH, *expected)] if expected else [])
-    assert changed is (bool(expected) and expected[0] == "write")
-    removal = Plan()
-    files.plan_removal(removal, {"owned_files": {}}, PATH)
-    assert removal.changes == []
-
-
-def test_changes_are_carried_out_below_the_root(tmp_path):
-    target = tmp_path / "etc/modprobe.d/zz.conf"
-    files.apply_file(str(tmp_path), Change(PATH, "write", "", "text\n"))
-    assert target.read_text() == "text\n"
-    assert stat.S_IMODE(target.stat().st_mode) == 0o644
-    target.chmod(0o600)
-    files.apply_file(str(tmp_path), Change(PATH, "mode", "0600", "0644"))
-    assert stat.S_IMODE(target.stat().st_mode) == 0o644
-    files.apply_file(str(tmp_path), Change(PATH, "remove", "text\n", ""))
-    assert not target.exists()
-
 
 ONE, DEP = "options ib_core netns_mode=1", "softdep b pre: c"
 

@@ -12,17 +12,11 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
+from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import rail
 
 pytestmark = pytest.mark.usefixtures("short_names")
 
 ROCE = (tree.texts("output") / "pod-roce.txt").read_text()
-
-
-def rail(index=0, kind="pci", layer="Ethernet"):
-    netdev = f"eth{index + 2}" if layer == "Ethernet" else None
-    place = {"index": index, "hca": f"mlx5_{index}", "port": 1, "netdev": netdev, "pci": f"0000:{index + 1}8:00.0"}
-    devices = [f"uverbs{index}", f"umad{index}"]
-    return {**place, "kind": kind, "link_layer": layer, "active_mtu": 4096, "char_devices": devices}
 
 
 def netdev(index, mtu, *addresses, default_route=False):
@@ -187,13 +181,10 @@ def test_one_resource_may_serve_every_rail():
     assert (pod["resources"], [item["rail"]["index"] for item in pod["attachments"]]) == (["rdma/shared"], [0, 1])
 
 
-def test_software_hcas_get_a_pod_in_the_nodes_network_and_infiniband_needs_no_attachment():
+def test_software_hcas_get_a_pod_in_the_nodes_network():
     plan = planned([host(1, [rail(kind="software")])])
     made = manifest_of(plan, "host-node1")
     assert (made["spec"]["hostNetwork"], "annotations" in made["metadata"]) == (True, False)
-    plan = planned([host(1, [rail(layer="InfiniBand")])], cluster(nads=[]))
-    assert [pod["attachments"] for pod in plan["pods"]] == [[], []]
-    assert all("annotations" not in item["metadata"] for item in objects(plan, "Pod"))
 
 
 def test_a_host_is_found_by_name_or_address_and_otherwise_left_out_with_the_reason():
