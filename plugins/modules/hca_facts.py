@@ -100,20 +100,25 @@ ansible_facts:
           description: Version of this model. It increases when a field changes its meaning or is removed.
           type: int
         node:
-          description: The machine, as C(kernel) (release of the running one), C(architecture) (as C(uname -m) prints
-            it), C(os) (C(id), C(version_id), C(like) and C(pretty_name) of os-release), C(container) (the container
-            manager around this system such as C(docker) or C(systemd-nspawn), or null), C(product) (by DMI, or null),
-            C(boot_id) and C(cmdline) (the kernel's).
+          description: The machine.
           type: dict
+          contains:
+            kernel: {description: Release of the running kernel., type: str}
+            architecture: {description: Machine name as C(uname -m) prints it., type: str}
+            os: {description: 'C(id), C(version_id), C(like) (list) and C(pretty_name) of os-release.', type: dict}
+            container:
+              description: The container manager around this system such as C(docker) or C(systemd-nspawn), or null.
+              type: str
+            product: {description: 'Product name of the machine (DMI), or null.', type: str}
+            boot_id: {description: Changes with each boot., type: str}
+            cmdline: {description: The kernel command line., type: str}
         hcas:
-          description:
-            - HCAs in the order of their PCI addresses, then software ones by name. What is not there is null.
-            - Besides the keys below an HCA has C(name), C(kind) (C(pci) or C(software)), C(node_type) (C(CA), C(RNIC)
-              (iWARP), C(unspecified) (EFA), ...), C(hca_type) such as C(MT4129), C(hw_rev), C(firmware), C(psid),
-              C(node_guid) and C(sys_image_guid) (the same on both ports of a card).
+          description: HCAs in the order of their PCI addresses, then software ones by name.
           type: list
           elements: dict
           contains:
+            name: {description: Name of the RDMA device., type: str}
+            kind: {description: C(pci) or C(software)., type: str}
             function:
               description: C(pf), C(vf), C(sf) (on the auxiliary bus), or null for a software HCA.
               type: str
@@ -121,31 +126,68 @@ ansible_facts:
               description: Auxiliary device of a sub-function, such as C(mlx5_core.sf.4), or null.
               type: str
             pci:
-              description:
-                - The PCI function, for a sub-function its parent, null for a software HCA.
-                - It has C(address), C(vendor), C(device), C(subsystem_vendor) and C(subsystem_device) (hexadecimal ids;
-                  the device C(1021) is what C(ibv_devinfo) shows as C(4129)), C(model), C(driver) (the bound one),
-                  C(numa_node) (C(-1) when the firmware reports none), C(local_cpus) such as C(0-71), C(path) (the host
-                  bridge, the bridges below it and the function itself; empty if it cannot be read), C(link)
-                  (C(speed_gts), C(width), C(max_speed_gts) and C(max_width)), C(iommu_group), C(sriov) (virtual
-                  functions, C(total) possible and C(enabled)), and the addresses C(physfn) (of a virtual function's
-                  physical one) and C(virtfns).
+              description: The PCI function, for a sub-function its parent, null for a software HCA.
               type: dict
+              contains:
+                address: {description: 'Domain, bus, device and function.', type: str}
+                vendor: {description: 'Vendor id, hexadecimal.', type: str}
+                device:
+                  description: Device id, hexadecimal. C(1021) is what C(ibv_devinfo) shows as C(4129).
+                  type: str
+                subsystem_vendor: {description: 'Vendor id of the board, hexadecimal.', type: str}
+                subsystem_device: {description: 'Id of the board, hexadecimal.', type: str}
+                model: {description: Name of the model., type: str}
+                driver: {description: 'The bound driver, or null.', type: str}
+                numa_node: {description: 'NUMA node, C(-1) when the firmware reports none.', type: int}
+                local_cpus: {description: 'CPUs near it, such as C(0-71).', type: str}
+                path:
+                  description: Its location in the PCI tree, as the host bridge (C(pci0000:17)), the bridges below it
+                    and the function itself; empty if it cannot be read.
+                  type: list
+                  elements: str
+                link:
+                  description: C(speed_gts), C(width), C(max_speed_gts) and C(max_width) of the PCIe link (GT/s).
+                  type: dict
+                iommu_group: {description: 'IOMMU group, or null.', type: str}
+                sriov: {description: 'Virtual functions, C(total) possible and C(enabled).', type: dict}
+                physfn: {description: "PCI address of a virtual function's physical function, or null.", type: str}
+                virtfns: {description: PCI addresses of its virtual functions., type: list, elements: str}
+            node_type: {description: 'C(CA), C(RNIC) (iWARP), C(unspecified) (EFA), ...', type: str}
+            hca_type: {description: 'Hardware type such as C(MT4129), or null.', type: str}
+            hw_rev: {description: 'Hardware revision, or null.', type: str}
+            firmware: {description: 'Firmware version, or null.', type: str}
+            psid: {description: 'Board id (PSID), or null.', type: str}
+            node_guid: {description: Node GUID., type: str}
+            sys_image_guid: {description: 'System image GUID, the same on both ports of a card.', type: str}
             char_devices:
               description: Names below C(/dev/infiniband). C(uverbs) is one name or null, C(umad) and C(issm) are lists.
               type: dict
             netdevs:
-              description:
-                - Its network interfaces, and the bond over them if there is one.
-                - Each has C(name), C(mac), C(mtu), C(operstate), C(carrier) (null while it is administratively down),
-                  C(speed_mbps), C(type) (C(ether) or C(infiniband)), C(phys_port_name) such as C(p0), C(parent) (of an
-                  IPoIB child), C(port) (of the HCA), C(master) (bond or bridge) and C(addresses) (with prefix length,
-                  IPv4 first).
-                - C(default_route) tells whether the default route uses it, directly or through a bond, VLAN or bridge.
-                  C(management) is what the node's management uses it for, in the same way (a default route of any
-                  table, an SSH session, the address of k3s), or null.
+              description: Its network interfaces, and the bond over them if there is one.
               type: list
               elements: dict
+              contains:
+                name: {description: Name., type: str}
+                mac: {description: Hardware address., type: str}
+                mtu: {description: MTU in bytes., type: int}
+                operstate: {description: State as the kernel reports it., type: str}
+                carrier:
+                  description: Whether there is a link. Null while the interface is administratively down.
+                  type: bool
+                speed_mbps: {description: 'Speed in Mbit/s, or null.', type: int}
+                type: {description: C(ether) or C(infiniband)., type: str}
+                phys_port_name: {description: 'Name of the port on the card, such as C(p0), or null.', type: str}
+                parent: {description: 'For an IPoIB child its parent interface, else null.', type: str}
+                port: {description: 'Port of the HCA it belongs to, or null.', type: int}
+                master: {description: 'The bond or bridge it belongs to, or null.', type: str}
+                default_route:
+                  description: Whether the default route uses it, directly or through a bond, VLAN or bridge.
+                  type: bool
+                management:
+                  description: What the node's management uses it for, in the same way (a default route of any table, an
+                    SSH session, the address of k3s), or null.
+                  type: str
+                addresses: {description: 'IP addresses with prefix length, IPv4 first.', type: list, elements: str}
             representors:
               description: Interfaces that represent VFs and SFs in switchdev mode.
               type: list
@@ -155,16 +197,29 @@ ansible_facts:
               type: list
               elements: str
             ports:
-              description:
-                - Each has C(number) (from 1), C(state) (C(ACTIVE), C(DOWN), ...), C(phys_state) (C(LinkUp),
-                  C(Disabled), C(Polling), ...), C(rate_gbps) and C(rate_text) (as the kernel writes it), C(link_layer)
-                  (C(InfiniBand) or C(Ethernet)), C(lid) and C(sm_lid) (0 on Ethernet), C(netdev) (the bond where its
-                  interfaces are bonded), and the C(gids) that are not empty (C(index), C(gid), C(type) such as C(RoCE
-                  v2), C(netdev)).
-                - C(active_mtu) is on Ethernet the RDMA MTU in bytes that fits into the interface's MTU. On InfiniBand a
-                  text says that reading it takes verbs.
+              description: Its ports.
               type: list
               elements: dict
+              contains:
+                number: {description: 'Port number, from 1.', type: int}
+                state: {description: 'C(ACTIVE), C(DOWN), C(INIT), C(ARMED), ...', type: str}
+                phys_state: {description: 'C(LinkUp), C(Disabled), C(Polling), ...', type: str}
+                rate_gbps: {description: Rate in Gbit/s., type: float}
+                rate_text: {description: Rate as the kernel writes it., type: str}
+                link_layer: {description: C(InfiniBand) or C(Ethernet)., type: str}
+                lid: {description: 'LID, 0 on Ethernet.', type: int}
+                sm_lid: {description: 'LID of the subnet manager, 0 when there is none.', type: int}
+                active_mtu:
+                  description: On Ethernet the RDMA MTU in bytes that fits into the interface's MTU. On InfiniBand a
+                    text which says that reading it takes verbs.
+                  type: raw
+                netdev:
+                  description: Its network interface (the bond where its interfaces are bonded), or null.
+                  type: str
+                gids:
+                  description: GIDs that are not empty, as C(index), C(gid), C(type) (such as C(RoCE v2)) and C(netdev).
+                  type: list
+                  elements: dict
             nearest_gpus:
               description: GPUs in the nearest distance class, as C(address) and C(distance).
               type: list
@@ -187,14 +242,26 @@ ansible_facts:
           elements: dict
           returned: with subset gpus or pci
         rails:
-          description: The fabric ports in order. Each has C(index) (the same on identically built nodes), C(hca),
-            C(port), C(netdev), C(pci) (null for a software HCA), C(gpu) (the PCI address of its GPU) and its
-            C(distance), C(card) (a system image GUID, the same for rails that share a card), C(reason) (C(automatic) or
-            C(named)), C(lacks) (which evidence of a rail a named one lacks), and C(data_direct), the function through
-            which the card reaches its GPU (null without one; a string beginning with C(unknown) if nothing links it to
-            the card).
+          description: The fabric ports in order.
           type: list
           elements: dict
+          contains:
+            index: {description: 'Number of the rail, the same on identically built nodes.', type: int}
+            hca: {description: Name of the HCA., type: str}
+            port: {description: Port of the HCA., type: int}
+            netdev: {description: 'Network interface of the port, or null.', type: str}
+            pci: {description: 'PCI address, or null for a software HCA.', type: str}
+            gpu: {description: 'PCI address of its GPU, or null.', type: str}
+            distance: {description: 'Distance to that GPU, or null.', type: str}
+            data_direct:
+              description: PCI address of the Data Direct function through which the card reaches its GPU, null without
+                one; a string beginning with C(unknown) if the card may have one that nothing links to it.
+              type: str
+            card:
+              description: System image GUID of the card; rails with the same one share it (Socket Direct, two ports).
+              type: str
+            reason: {description: C(automatic) or C(named)., type: str}
+            lacks: {description: 'Which evidence of a rail a named one lacks, or null.', type: str}
         shared_subnets:
           description:
             - Subnets of more than one rail, each with C(network) and its C(rails). By default Linux sends through only
@@ -218,11 +285,14 @@ ansible_facts:
           returned: with subset rails
         not_rails:
           description: Everything that is not a rail, that is ports of HCAs, cards and GPUs that leave a number empty,
-            and names without an HCA. Each has C(hca), C(port) and C(pci), null where there is none.
+            and names without an HCA.
           type: list
           elements: dict
           returned: with subset rails
           contains:
+            hca: {description: Name of the HCA; null if there is none., type: str}
+            port: {description: 'Port of the HCA, or null.', type: int}
+            pci: {description: 'PCI address, or null.', type: str}
             index: {description: 'The number that stays empty because of it, or null.', type: int}
             gpu: {description: 'PCI address of the GPU of that number, or null.', type: str}
             code:
@@ -232,19 +302,43 @@ ansible_facts:
               type: str
             reason: {description: The same as a sentence., type: str}
         subsystem:
-          description: The RDMA subsystem of the kernel, as C(ib_core_loaded), C(netns_mode) (C(shared) or C(exclusive),
-            now), C(persisted_netns_mode) (at the next boot, null when nothing sets it), C(netns_sources) (what sets it,
-            weakest first, as C(path), C(line), C(text), C(mode), C(ours) and C(wins)), C(foreign_owners) (paths among
-            them that are not ours), and C(namespaces) besides that of PID 1 (C(inode), C(name), the mount point or
-            null, and C(owners), a list of C(pid), C(command), C(unit) and C(transient)).
+          description: The RDMA subsystem of the kernel.
           type: dict
+          contains:
+            ib_core_loaded: {description: Whether it is loaded., type: bool}
+            netns_mode: {description: 'Running network namespace mode, C(shared) or C(exclusive).', type: str}
+            persisted_netns_mode:
+              description: The configured mode of the next boot, null when nothing sets it.
+              type: str
+            netns_sources:
+              description: What sets it, weakest first, as C(path), C(line), C(text), C(mode), C(ours) and C(wins).
+              type: list
+              elements: dict
+            foreign_owners: {description: Paths among them that are not ours., type: list, elements: str}
+            namespaces:
+              description: Network namespaces besides that of PID 1, as C(inode), C(name) (mount point or null) and
+                C(owners), a list of C(pid), C(command), C(unit) and C(transient).
+              type: list
+              elements: dict
         driver:
-          description: The driver, C(installed) (C(flavor), C(version) and C(packages)), C(on_disk) for this kernel and
-            C(loaded) (C(flavor), C(version), C(srcversion) and C(modules)). Flavors are C(inbox), C(doca),
-            C(mlnx_ofed), C(mlnx_en) and C(ubuntu_archive). C(agree) tells whether memory and disk hold the same
-            modules, by srcversion, or by build id where a distribution builds its modules without one; C(explanation)
-            says it as a sentence.
+          description: The driver as installed, on disk and loaded.
           type: dict
+          contains:
+            installed:
+              description: C(flavor) (C(inbox), C(doca), C(mlnx_ofed), C(mlnx_en), C(ubuntu_archive)), C(version) and
+                C(packages).
+              type: dict
+            on_disk:
+              description: C(flavor), C(version), C(srcversion) and C(modules) of what would be loaded for this kernel.
+              type: dict
+            loaded:
+              description: C(flavor), C(version), C(srcversion) and C(modules) of what is in memory.
+              type: dict
+            agree:
+              description: Whether memory and disk hold the same modules, by srcversion, or by build id where a
+                distribution builds its modules without one.
+              type: bool
+            explanation: {description: The above as a sentence., type: str}
         gpudirect:
           description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict), C(action),
             C(not_verified) (what may still keep dma-buf from working, one sentence each) and C(evidence) (null

@@ -28,7 +28,7 @@ from .netdevs import Network
 from .seams import Seams
 from .tree import Tree
 
-SCHEMA = 1
+SCHEMA = 2
 SUBSETS = (
     "hcas", "pci", "gpus", "rails", "subsystem", "driver", "gpudirect", "modules", "limits", "initramfs",
     "owned_files", "gids",
