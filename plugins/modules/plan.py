@@ -92,6 +92,17 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+problems:
+  description: What is wrong with the host's variables.
+  returned: with O(step=read)
+  type: list
+  elements: dict
+variables:
+  description: The effective value of each public variable of the collection, secrets left out.
+  returned: with O(step=read)
+  type: dict
+lost: {description: Why the node could not be reached., returned: 'with O(step=read), if it could not', type: str}
+failure: {description: Why the node could not be read., returned: 'with O(step=read), if it could not', type: str}
 findings:
   description: Everything that is wrong, each with C(host), C(role), C(object), C(wanted), C(seen), C(next_step), C(id).
   returned: with O(step=plan)
@@ -117,9 +128,13 @@ plan:
     C(tests), what has no peer (C(alone)) and why, and C(clashes).
   returned: with O(step=tests), but not for V(networks)
   type: dict
-parts:
-  description: What each host runs, round by round, for M(gpufabric.rdma.fabric_tests). Beside it C(grace_seconds), how
-    long the first node waits for the last one, and C(wait_seconds), until every node has ended its rounds.
+parts: {description: 'What each host runs, round by round.', returned: for V(fabric) and V(rounds), type: dict}
+grace_seconds:
+  description: How long the first node waits for the last one to start.
   returned: for V(fabric) and V(rounds)
-  type: dict
+  type: int
+wait_seconds:
+  description: How long until every node has ended its rounds.
+  returned: for V(fabric) and V(rounds)
+  type: int
 """
