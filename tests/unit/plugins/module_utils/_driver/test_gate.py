@@ -26,22 +26,16 @@ def module(name, refcount, *holds):
     )
 
 
-def default_route(netdev):
-    return file("/proc/net/route", ROUTES + f"{netdev}\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0")
+def default_route(netdev, more=""):
+    routes = f"{ROUTES}{netdev}\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0"
+    return file("/proc/net/route", f"{routes}\n{more}")
 
 
 def ssh(netdev):
     """A session from 198.18.0.9 whose route leaves by netdev."""
-    routes = (
-        ROUTES
-        + "eno1\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
-        + f"{netdev}\t000012C6\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"
-    )
     session = "   0: 010012C6:0016 090012C6:C350 01 00000000:00000000 02:00000000 00000000     0        0 4711 2 0"
-    return Over(
-        {"/proc/net/route": routes, "/proc/net/tcp": ORDER + session, "/proc/800/comm": "sshd"},
-        {"/proc/800/fd/4": "socket:[4711]"},
-    )
+    server = Over({"/proc/net/tcp": ORDER + session, "/proc/800/comm": "sshd"}, {"/proc/800/fd/4": "socket:[4711]"})
+    return server + default_route("eno1", f"{netdev}\t000012C6\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0")
 
 
 def process(pid, command, device, cgroup="/system.slice/slurmd.service"):
@@ -78,17 +72,8 @@ SECURE = Over(binary={EFI: "BgAAAAE="})  # attributes 6, value 1
 LOOSE = Over(binary={EFI: "BgAAAAA="})
 KEY = Over(binary={"/var/lib/dkms/mok.pub": "MIIDKmZha2UgY2VydA=="})
 ENROLLED = Over(binary={"/sys/firmware/efi/mok-variables/MokListRT": "AAAAAAAwggMqZmFrZSBjZXJ0AA=="})
-VFS = Over(
-    {
-        f"{DEVICE}/sriov_numvfs": "2",
-        f"{DEVICE}/sriov_totalvfs": "8",
-        f"{DEVICE}/sriov/0/mac": "02:00:00:00:00:01",
-        f"{DEVICE}/sriov/1/mac": "02:00:00:00:00:02",
-        f"{DEVICE}/sriov/0/node": "00:11:22:33:44:55:66:77",
-    }
-)
-
-
+MACS = {f"{DEVICE}/sriov/{number}/mac": f"02:00:00:00:00:0{number + 1}" for number in range(2)}
+VFS = Over({f"{DEVICE}/sriov_numvfs": "2", f"{DEVICE}/sriov/0/node": "00:11:22:33:44:55:66:77", **MACS})
 BONDED = Over(links={f"{NET}/upper_bond0": "../bond0", f"{NET}/master": "../bond0"})
 
 
@@ -167,6 +152,7 @@ GPU_OPERATOR = pod("nvidia-driver-daemonset-a", "gpu-operator", "nvidia-peermem-
 BLACKLIST = "/etc/modprobe.d/blacklist-ofed-modules.conf"
 IDLE = "two-cards-cx6dx"
 LOCKDOWN = file("/sys/kernel/security/lockdown", "none [integrity] confidentiality")
+LACKING = newer_kernel("kernel/mlx5_core.ko") + process(5, "job", "uverbs0")
 ROWS = [
     *NAMED,
     Row("by name, and no management", "reload", over=NETPLAN, wanted=RELOAD),
@@ -235,11 +221,7 @@ ROWS = [
     Row("its blacklist", "refuse", "operator-blacklist", file(BLACKLIST, "blacklist mlx5_core"), INSTALL, BLACKLIST),
     Row("GPU Operator with peermem", "refuse", "cluster-operator pods", GPU_OPERATOR, INSTALL, "ClusterPolicy"),
     Row("blacklisted by hand", "refuse", "blocked", file("/etc/modprobe.d/no.conf", "blacklist mlx5_core")),
-    Row(
-        "the next kernel lacks the driver, reboot needed",
-        *("refuse", "next-kernel process", newer_kernel("kernel/mlx5_core.ko") + process(5, "job", "uverbs0")),
-        says=f"autoinstall -k {NEWER}",
-    ),
+    Row("the next kernel lacks it", "refuse", "next-kernel process", LACKING, says=f"autoinstall -k {NEWER}"),
 ]
 
 

@@ -247,6 +247,9 @@ def node(tmp_path, put):
     return lay_out
 
 
+GRUB = DEFAULT.format("0") + DEBIAN
+
+
 def debian(default="0", environment="", **more):
     return {"boot/grub/grub.cfg": DEFAULT.format(default) + DEBIAN, "boot/grub/grubenv": environment, **more}
 
@@ -254,7 +257,8 @@ def debian(default="0", environment="", **more):
 @pytest.mark.parametrize(
     ("lost", "text"),
     [
-        ("boot/grub/grub.cfg", DEFAULT.format("0") + DEBIAN),  # nothing is lost
+        # Nothing is lost; as on one partition, on one of its own and on a subvolume.
+        *(("boot/grub/grub.cfg", GRUB.replace("/boot/", prefix)) for prefix in ("/boot/", "/", "/@/boot/")),
         *(("boot/initrd.img-6.8", None), ("boot/initrd.img-6.8", ""), ("boot/vmlinuz-6.8", None)),
         ("lib/modules/6.8/modules.dep", None),
     ],
@@ -308,9 +312,3 @@ def test_what_is_no_kernel_of_grub(node, files, said, unknown):
     found, not_verified = node(files)
     assert found.startswith(said)
     assert (bool(found), len(not_verified)) == (bool(said), unknown)
-
-
-@pytest.mark.parametrize("prefix", ["/", "/@/boot/"])
-def test_paths_of_a_partition_and_of_a_subvolume_are_found(node, prefix):
-    text = DEFAULT.format("0") + DEBIAN.replace("/boot/", prefix)
-    assert node({"boot/grub/grub.cfg": text}, ["6.8"]) == ("", [])

@@ -45,9 +45,9 @@ NEAR, RXE = "taskset -c 0-31 ib_write_bw", "-d rxe0 -i 1 -x 1"
     (CLASSES, f"ib_write_bw -d mlx5_0 -i 1 --tclass=106 {LAST}",
      f"ib_write_bw -d mlx5_0 -i 1 --tclass=0 {LAST} 127.0.0.1"),
     ({"tool": "rping"}, "rping -s -a 10.0.0.1 -p 18600 -C 10", "rping -c -v -V -a 127.0.0.1 -p 18600 -C 10"),
-    ({"cpus": "0-31", "gpu": 3}, f"{NEAR} {RXE} {CUDA} {LAST}", f"{NEAR} {RXE} {CUDA} {LAST} 127.0.0.1"),
-    ({"cpus": "0-31", "gpu": 3, "client": {"dmabuf": True}}, f"{NEAR} {RXE} {CUDA} {LAST}",
-     f"{NEAR} {RXE} {CUDA} --use_cuda_dmabuf {LAST} 127.0.0.1"),
+    ({"cpus": "0-31", "gpu": 3}, f"{NEAR} {RXE} {LAST} {CUDA}", f"{NEAR} {RXE} {LAST} {CUDA} 127.0.0.1"),
+    ({"cpus": "0-31", "gpu": 3, "client": {"dmabuf": True}}, f"{NEAR} {RXE} {LAST} {CUDA}",
+     f"{NEAR} {RXE} {LAST} {CUDA} --use_cuda_dmabuf 127.0.0.1"),
 ])  # fmt: skip
 def test_each_side_uses_its_own_hca_port_and_gid_near_it_and_from_gpu_memory_on_request(about, server, client):
     test = made("a", 18600, **about)

@@ -305,6 +305,7 @@ def test_the_options_as_loaded_and_as_configured_are_two_states(node, files, exp
 
 
 def test_gdrdrv_needs_its_module_its_node_and_rights_for_everybody(node):
+    assert initiated(node, ON, gpus=[{"vendor": "1002"}]) is None
     assert whys(initiated(node, ON)) == {"gdrdrv": "absent", "peermem": "absent"}
     for path, mode, why in (("sys/module/gdrdrv/version", 0o644, "no-node"), ("dev/gdrdrv", 0o660, "mode"),
                             ("dev/gdrdrv", 0o666, None)):  # fmt: skip
@@ -314,7 +315,3 @@ def test_gdrdrv_needs_its_module_its_node_and_rights_for_everybody(node):
     assert {way: of["works"] for way, of in state["ways"].items()} == {
         "ibgda": True, "ibgda-cpu": True, "gin": True, "gdaki": False,
     }  # fmt: skip
-
-
-def test_a_node_without_an_nvidia_gpu_is_not_asked(node):
-    assert initiated(node, ON, gpus=[{"vendor": "1002"}]) is None
