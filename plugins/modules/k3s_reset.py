@@ -48,6 +48,7 @@ RETURN = r"""
 notes: {description: 'What remains on the node, and why.', returned: success, type: list, elements: str}
 """
 
+import contextlib
 import ipaddress
 import os
 import re
@@ -260,10 +261,8 @@ class Node:
         yield from units.apply_units(self.root, changes, self._run, self._carry_out)
         alone = () if Tree(self.root).exists(planner.OTHER_CONTAINERD) else planner.EMPTY_OF_CONTAINERD
         for path in (self._networks, *planner.EMPTY, *alone):
-            try:
+            with contextlib.suppress(OSError):  # absent, or with foreign files in it
                 os.rmdir(core_files.under(self.root, path))
-            except OSError:
-                pass  # absent, or with foreign files in it
 
     def _carry_out(self, change) -> None:
         kind, name = change.object.partition(" ")[::2]
@@ -297,10 +296,8 @@ class Node:
                 if not pids:
                     return
                 for pid in pids:
-                    try:
+                    with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, sign)
-                    except ProcessLookupError:
-                        pass
                 self._sleep(1)
 
     def _drop_rules(self, program: str) -> None:

@@ -6,6 +6,7 @@ packets.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import itertools
 import json
@@ -76,19 +77,13 @@ def files_by_name(nodes: Iterable[dict]) -> dict:
 
 def network_name(text: str) -> str | None:
     """The name of the network in a configuration file of a node; None if it has no text as name."""
-    try:
-        name = json.loads(text).get("name")
-    except (ValueError, AttributeError, RecursionError):
-        return None
+    name = core_text.json_object(text).get("name")
     return name if isinstance(name, str) else None
 
 
 def _pool_of(text, pools: dict) -> dict:
     """Subnet and block of the nv-ipam pool of a configuration, or None."""
-    try:
-        config = _whole(json.loads(text or "{}"))
-    except (ValueError, AttributeError):
-        config = {}
+    config = _whole(core_text.json_object(text))
     spec = next((pools[key] for key in pool_keys(config) if key in pools), {})
     return {"block_size": spec.get("perNodeBlockSize"), "subnet": spec.get("subnet") or spec.get("cidr")}
 
@@ -252,11 +247,7 @@ def master_of(config: dict, node: dict | None = None):
 
 def config_on(network, host: str) -> dict:
     """The configuration of a network on a host; empty if there is none that can be read."""
-    text = (network["configs"].get(host) or network["configs"].get("")) if network else None
-    try:
-        return json.loads(text) if text else {}
-    except ValueError:
-        return {}
+    return core_text.json_object((network["configs"].get(host) or network["configs"].get("")) if network else None)
 
 
 def type_and_master(network, host: str) -> tuple:
@@ -416,10 +407,8 @@ def _excluded(config: dict, address) -> bool:
 def _networks(texts) -> list:
     networks = []
     for text in _list(texts):
-        try:
+        with contextlib.suppress(ValueError):
             networks.append(ipaddress.ip_network(str(text), strict=False))
-        except ValueError:
-            continue
     return networks
 
 

@@ -10,6 +10,7 @@ import posixpath
 import re
 
 from .._core.change import Finding
+from .._core.text import json_object
 
 MULTUS_CONF = "00-multus.conf"
 SHIM = "multus-shim"
@@ -94,12 +95,7 @@ def network_programs(text: str) -> list[str]:
     """Every program that a network of Multus starts; none if its configuration cannot be read, which nad_lint reports.
     Unlike the runtime's configurations it needs no name.
     """
-    try:
-        document = json.loads(text)
-    except ValueError:
-        return []
-    if not isinstance(document, dict):
-        return []
+    document = json_object(text)
     plugins = document.get("plugins") or [document]
     plugins = [one for one in plugins if isinstance(one, dict) and one.get("type")] if isinstance(plugins, list) else []
     return [name for name in types({"plugins": plugins}) if _PROGRAM.fullmatch(name)]

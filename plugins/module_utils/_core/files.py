@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -17,7 +16,7 @@ from typing import IO, Callable
 
 from ..hca import Tree, paths
 from .change import Change, Plan, Refused
-from .text import listing
+from .text import json_object, listing
 
 MODE = f"{paths.MODE:04o}"
 HEADER = paths.HEADER + "\n"
@@ -40,11 +39,7 @@ def with_times(facts: dict, tree: Tree) -> dict:
 
 def recorded(tree: Tree, path: str) -> dict:
     """The JSON object in a file; empty if the file is missing or damaged."""
-    try:
-        content = json.loads(tree.read(path) or "{}")
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
+    return json_object(tree.read(path))
 
 
 def seen_file(tree: Tree, path: str) -> dict | None:

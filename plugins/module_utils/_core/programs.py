@@ -22,11 +22,7 @@ def found(program: str, *folders: str) -> str | None:
 
 def born(pid: int) -> str | None:
     """Start time of a process in ticks since boot, because process ids are reused; None if it is gone or a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
-            fields = stream.read().rpartition(")")[2].split()
-    except OSError:
-        return None
+    fields = (Tree("/").read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] != "Z" else None
 
 

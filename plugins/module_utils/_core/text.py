@@ -48,6 +48,15 @@ def yaml_value(value, **options) -> str:
     return _UNFIT.sub(lambda bad: bad[0] if bad[0] > "\uffff" else f"\\u{ord(bad[0]):04x}", text)
 
 
+def json_object(text: str | None) -> dict:
+    """The JSON object in a text; empty for anything else."""
+    try:
+        document = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 def sentence(finding) -> str:
     """A Finding on one line, for the message of a failed task."""
     step = runnable(finding.next_step)
