@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 
+import hypothesis
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -13,6 +14,9 @@ PACKAGE = HERE.parents[1] / "device_plugin"
 sys.path[:0] = [str(PACKAGE), str(HERE)]
 # Children are started by fork and exec only; grpc's own handlers would warn about its threads.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# An example has no time limit of its own; machines may be busy.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def _damaged(draw):
     return _WHOLE[:at] + draw(st.binary(max_size=4)) + _WHOLE[at + draw(st.integers(0, 4)) :]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60) | _damaged() | st.just(_WHOLE), st.booleans())
 def test_any_config_is_exit_0_with_a_line_or_exit_1_with_clear_lines(base, data, strict):
     """The same program in this process: what it prints are lines about this file, never a traceback"""

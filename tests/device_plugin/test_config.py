@@ -207,13 +207,13 @@ def _loads(data):
     return config
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(_VALUES)
 def test_any_json_is_a_config_or_problems(value):
     _loads(json.dumps(value).encode())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(string.ascii_letters + string.digits + "-_.", max_size=70), st.text("abz019-._A", max_size=12))
 def test_what_is_accepted_is_what_the_kubelet_accepts(name, prefix):
     wanted = extended_resource_name(f"{prefix or 'rdma'}/{name}")

@@ -27,8 +27,7 @@ JSON = some.recursive(
     lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-QUIET = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
-ANY_TIME = settings(deadline=None)  # machines may be busy
+QUIET = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 
 def listed(count, taints=False):
@@ -77,7 +76,6 @@ def test_a_slice_of_another_pool_name_is_replaced_by_a_new_one(tmp_path):
 # Names.
 
 
-@ANY_TIME
 @given(some.text(max_size=80))
 def test_every_name_becomes_a_label(name):
     label = devices.label(name)
@@ -114,13 +112,11 @@ RECORDS = some.builds(
 )
 
 
-@ANY_TIME
 @given(RECORDS)
 def test_a_spec_holds_the_record_that_was_written(record):
     assert claimspecs.decode(json.loads(json.dumps(claimspecs.encode(record, "/cdi"))), record.key.uid) == record
 
 
-@ANY_TIME
 @given(RECORDS, JSON, some.data())
 def test_a_spec_of_any_shape_is_a_record_or_unknown_and_no_surprise(tmp_path_factory, record, other, data):
     document = json.loads(json.dumps(claimspecs.encode(record, "/cdi")))
@@ -160,7 +156,6 @@ def test_no_name_leads_out_of_the_folder_of_metadata(in_pod):
     assert claims.metadata(found, Key("default", "one", "uid-1"), [{}]) == Metadata()
 
 
-@ANY_TIME
 @given(
     JSON
     | some.builds(
