@@ -160,8 +160,8 @@ def test_the_worst_host_gives_verdict_and_exit_code():
     record = verdicts.Record(["a", "b"])
     record.end("a")
     record.end("b")
-    for verdict, (method, *arguments) in spoils.items():
-        getattr(record, method)(*arguments)
+    for verdict, spoil in spoils.items():
+        getattr(record, spoil[0])(*spoil[1:])
         short = verdicts.verdict_of(record.document(AT), "r1")
         assert (short["run"], short["verdict"], short["hosts"]) == ("r1", verdict, {"a": verdict, "b": "converged"})
         assert short["exit_code"] == verdicts.EXIT_CODES[verdict]

@@ -1,6 +1,5 @@
 """Checks of a node, its GPUs, its networks and the fabric: the pairs for traffic, and the judge of all checks."""
 
-import functools
 import json
 import sys
 
@@ -357,7 +356,8 @@ def test_the_report_puts_failures_first_and_counts_what_was_not_verified(node):
 # --- pairs for traffic: chains by rail and subnet ---------------------------------------------------------------------
 
 
-rail = functools.partial(test_firewall.rail, kind="software")
+def rail(index, *addresses, kind="software", **changes):
+    return test_firewall.rail(index, *addresses, kind=kind, **changes)
 
 
 def end(name, *rails, tools=pairs.TOOLS, runs=True):
