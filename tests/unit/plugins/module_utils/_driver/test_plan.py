@@ -41,10 +41,10 @@ def rhel(version="9.6"):
 NOBLE = ubuntu("24.04")
 
 
-def state(manager="apt", os=NOBLE, flavor="inbox", installed=None, **more):
+def state(manager="apt", os=None, flavor="inbox", installed=None, **more):
     own = (packages.KEYS, packages.REPOSITORIES)
     files = [*(table[manager or "apt"] for table in own), packages.PINS, packages.SERVICE]
-    node = {"kernel": KERNEL, "architecture": "x86_64", "os": os, "container": None}
+    node = {"kernel": KERNEL, "architecture": "x86_64", "os": os or NOBLE, "container": None}
     known = {"facts": {"node": node, "driver": {"installed": {"flavor": flavor, "version": None}}}}
     known |= {"manager": manager, "packages": installed or {"dkms": "3.0.11"}, "held": set(), "unfinished": {}}
     known |= {"files": dict.fromkeys(files), "foreign_repositories": [], "origins": {}, "builds": []}
