@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
@@ -285,11 +284,28 @@ class Snapshot(Tree):
         self._text: dict[str, Optional[str]] = {}
         self._bytes: dict[str, Optional[bytes]] = {}
         self._resolved: dict[str, str] = {}
-        for name in ("once", "listdir", "readlink", "stat"):
-            setattr(self, name, functools.cache(getattr(self, name)))
+        self._answers: dict[tuple, Any] = {}
 
     def snapshot(self) -> Snapshot:
         return self
+
+    def _answer(self, call: Callable, argument: Any) -> Any:
+        # Not a cached bound method: that cycle would keep each snapshot of the daemon until a garbage collection.
+        if (call, argument) not in self._answers:
+            self._answers[call, argument] = call(self, argument)
+        return self._answers[call, argument]
+
+    def once(self, make: Callable[[Tree], Any]) -> Any:
+        return self._answer(Tree.once, make)
+
+    def listdir(self, path: str) -> list[str]:
+        return self._answer(Tree.listdir, path)
+
+    def readlink(self, path: str) -> Optional[str]:
+        return self._answer(Tree.readlink, path)
+
+    def stat(self, path: str) -> Optional[os.stat_result]:
+        return self._answer(Tree.stat, path)
 
     def read(self, path: str) -> Optional[str]:
         if path not in self._text:
