@@ -302,7 +302,8 @@ def parse_repoquery(installed: str, available: str) -> dict[str, dict]:
 
 def order(version: str) -> tuple[list[tuple[list[int], int]], ...]:
     """Sort key: epoch, upstream version and revision, each as alternating runs of other characters and digits."""
-    epoch, _colon, rest = version.rpartition(":")
+    epoch, colon, rest = version.partition(":")
+    epoch, rest = (epoch, rest) if colon else ("", version)
     upstream, dash, revision = rest.rpartition("-")
     parts = (epoch, upstream, revision) if dash else (epoch, rest, "")
     return tuple(
