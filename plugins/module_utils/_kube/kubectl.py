@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -123,6 +124,12 @@ def whole_json(words, text: str) -> bool:
         return False
 
 
+def complete(answer: tuple[int, str, str], whole: Callable[[str], bool]) -> tuple[int, str, str]:
+    """What Kubectl.run() returned, with NO_END if the output is not whole."""
+    code, out, _error = answer
+    return (NO_END, out, BROKE_OFF) if code == 0 and not whole(out) else answer
+
+
 def _is_anchor(item: dict) -> bool:
     return (item["kind"], item["metadata"]["name"]) == (_ANCHOR["kind"], _ANCHOR["metadata"]["name"])
 
@@ -211,9 +218,8 @@ class Kubectl:
         since = None
         while True:
             start = self._clock()
-            code, out, error = self.run(*words, text=text, limit=limit)
-            if code == 0 and not whole_json(words, out):
-                code, error = NO_END, BROKE_OFF
+            answer = self.run(*words, text=text, limit=limit)
+            code, out, error = complete(answer, functools.partial(whole_json, words))
             if code != NOT_STARTED and not lost(code, error):
                 return code, out, error
             again = since is None and (self._patience > 0 or error == BROKE_OFF)

@@ -7,7 +7,7 @@ import time
 from .._core.change import Refused
 from . import dra, ownership, pod_probe, pod_traffic
 from . import pods as kube_pods
-from .kubectl import BROKE_OFF, NO_END, Kubectl, KubectlError, Unreachable, conditions, last_words, lost, of_each
+from .kubectl import Kubectl, KubectlError, Unreachable, complete, conditions, last_words, lost, of_each
 
 # Waiting reasons that never resolve.
 UNRECOVERABLE = (
@@ -133,13 +133,11 @@ def ask(
 
 def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str, peer: str) -> str:
     argv = ["sh", "-c", pod_probe.SCRIPT, "sh", resolve, peer if resolve else ""]
-    for last in (False, True):
-        code, said, error = kubectl.run("exec", "-n", namespace, name, "--", *argv, limit=120)
-        if code == 0 and not pod_probe.whole(said):
-            code, error = NO_END, BROKE_OFF
-        if last or not lost(code, error):
-            break
+    words = ("exec", "-n", namespace, name, "--", *argv)
+    code, said, error = complete(kubectl.run(*words, limit=120), pod_probe.whole)
+    if lost(code, error):
         kubectl.await_server()
+        code, said, error = complete(kubectl.run(*words, limit=120), pod_probe.whole)
     if code == 0:
         return said
     # An API server that reports this twice does answer: the kubelet does not.
