@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Optional
 
 from .._core.change import Finding, as_dict
+from .._core.text import json_object
 from ..hca import boot
 from ..hca.paths import RECORDS
 from ..hca.tree import Tree
@@ -31,11 +31,7 @@ def _record(tree: Tree) -> Optional[dict]:
     text = tree.read(RECORDS["reboot"])
     if text is None:
         return None
-    try:
-        record = json.loads(text)
-    except ValueError:
-        record = None
-    record = record if isinstance(record, dict) else {}
+    record = json_object(text)
     return {"left_boot": str(record.get("left_boot") or ""), "ready": record.get("ready") is True}
 
 

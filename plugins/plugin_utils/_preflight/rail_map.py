@@ -9,7 +9,7 @@ from collections import Counter
 
 from ...module_utils._cni import nad_lint
 from ...module_utils._core.change import Finding
-from ...module_utils._core.text import count, listing
+from ...module_utils._core.text import count, json_object, listing
 from ...module_utils._device_plugin import config
 from .host import admitted
 
@@ -142,7 +142,7 @@ def _names(hca: dict) -> list[str]:
 def _of_plugin(text: str | None) -> dict[int, tuple[str, str]]:
     """{number: (key of discovery_rails, value)} of the resources that this collection made from rails."""
     found = {}
-    for entry in nad_lint.dicts(_mapping(text).get("configList")):
+    for entry in nad_lint.dicts(json_object(text).get("configList")):
         name = _RESOURCE.fullmatch(str(entry.get("resourceName")))
         selectors = [entry.get(key) for key in ("selectors", "extraSelectors")]
         chosen = {key: value for one in selectors if isinstance(one, dict) for key, value in one.items()}
@@ -157,15 +157,7 @@ def _of_networks(files: dict[str, str]) -> dict[int, tuple[str, str]]:
     found = {}
     for name, text in files.items():
         matched = _NETWORK.fullmatch(name)
-        master = _mapping(text).get("master") if matched else None
+        master = json_object(text).get("master") if matched else None
         if _NAME.fullmatch(str(master or "")):
             found[int(matched[1])] = ("netdev", master)
     return found
-
-
-def _mapping(text: str | None) -> dict:
-    try:
-        value = json.loads(text or "null")
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import trust_as_template
 
+from ...module_utils._core.text import json_object
 from .variables import ROLES
 
 MODULE = "gpufabric.rdma."
@@ -102,11 +103,5 @@ def reasons(answer: dict, decided: dict, typed: dict, boot_id: str | None) -> di
 
 def _ready(contents: dict, boot_id: str) -> bool:
     """By the record of the unit of node_ready."""
-    for text in contents.values():
-        try:
-            status = json.loads(text or "{}")
-        except ValueError:
-            continue
-        if isinstance(status, dict) and (status.get("state"), status.get("boot_id")) == ("ready", boot_id):
-            return True
-    return False
+    states = map(json_object, contents.values())
+    return any((status.get("state"), status.get("boot_id")) == ("ready", boot_id) for status in states)
