@@ -15,7 +15,8 @@ from .._core.change import Finding
 class Pool(NamedTuple):
     """first, last: the addresses to hand out. outside: excluded (first, last). stray: options outside of the range.
 
-    block: how many addresses each node gets, one node after the other; None if all nodes share the range.
+    block: how many addresses each node gets, one node after the other; None if all nodes share the range. within:
+    excluded (first, last) of every block, counted from its first address.
     """
 
     network: Any
@@ -24,6 +25,7 @@ class Pool(NamedTuple):
     outside: tuple = ()
     block: Optional[int] = None
     stray: tuple = ()
+    within: tuple = ()
 
     def ranges(self, index: Optional[int]) -> list:
         """(first, last) of a node's block without exclusions; of the whole range for None.
@@ -34,7 +36,7 @@ class Pool(NamedTuple):
         cursor = self.first + (index or 0) * (self.block or 0)
         end = self.last if index is None else min(cursor + (self.block or 0) - 1, self.last)
         found = []
-        for low, high in self.outside:
+        for low, high in sorted([*self.outside, *((cursor + first, cursor + last) for first, last in self.within)]):
             if high < cursor or low > end:
                 continue
             if low > cursor:

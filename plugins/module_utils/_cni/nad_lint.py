@@ -23,6 +23,8 @@ CNI_VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 # host-device and the other types to which Multus passes a PCI address as deviceID (multus-cni pkg/types/conf.go).
 _BY_DEVICE = ("host-device", "sriov", "ib-sriov")
 _ON_MASTER = ("macvlan", "ipvlan", "ipoib", "vlan")
+# No interface serves both at a time.
+_APART = (("ipvlan", "macvlan"), *(("host-device", kind) for kind in _ON_MASTER))
 # They create the interface; the others of a chain change it.
 _MAIN = (*_BY_DEVICE, *_ON_MASTER, "bridge", "ptp", "dummy", "tap", "bond", "ovs")
 # They need the result of one before them.
@@ -512,8 +514,8 @@ def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: di
         yield Finding(obj, "at most two pools", f"poolName {config['ipam'].get('poolName')}", step, "nad:pools")
     numbers = {node["host"]: number for number, node in enumerate(nodes)}
     problems: list[str] = []
-    for given, size, chosen in _pool_options(config, known or {}, len(nodes), problems):
-        for pool in _readable(given, size, (config.get("ipam") or {}).get("type"), problems):
+    for given, size, chosen, within in _pool_options(config, known or {}):
+        for pool in _readable(given, size, (config.get("ipam") or {}).get("type"), problems, within=within):
             pods = cluster.get("pods_per_node") if pool.block else None
             yield from address_pool.judge(obj, pool, {} if chosen else numbers, "nad", pods)
     step = "write networks as 192.0.2.0/24, addresses as 192.0.2.1"
@@ -521,47 +523,41 @@ def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: di
         yield Finding(obj, "addresses that the plugin can read", problem, step, "nad:address")
 
 
-def _pool_options(config: dict, known: dict, count: int, problems: list[str]) -> list[tuple]:
-    """(range, block of a node, whether it is for some nodes only) of the pools of a network.
+def _pool_options(config: dict, known: dict) -> list[tuple]:
+    """(range, block of a node, whether it is for some nodes only, what each block lacks) of the pools of a network.
 
     A static address is each pod's; host-local has a separate range on each node, so only its gateway is checked.
     """
     ipam = config.get("ipam") or {}
     slices, kind = str(ipam.get("node_slice_size") or "").lstrip("/"), ipam.get("type")
     own = kind in ("host-local", "static")
-    pools = [(given, "" if own else slices, own) for given in _given_ranges(config) if kind != "nv-ipam"]
+    pools = [(given, "" if own else slices, own, ()) for given in _given_ranges(config) if kind != "nv-ipam"]
     for spec in [known[key] for key in pool_keys(config) if key in known]:
         outside = [f"{span.get('startIP')}-{span.get('endIP')}" for span in dicts(spec.get("exclusions"))]
-        outside += _outside_of_blocks(spec, count, problems) if "cidr" in spec else []
         given = _Range(spec.get("subnet") or spec.get("cidr"), None, None, spec.get("gateway"), outside)
         size = spec.get("perNodeBlockSize") or str(spec.get("perNodeNetworkPrefix") or "")
-        pools.append((given, size, bool(spec.get("nodeSelector"))))
+        pools.append((given, size, bool(spec.get("nodeSelector")), _within(spec) if "cidr" in spec else ()))
     return pools
 
 
-def _outside_of_blocks(spec: dict, count: int, problems: list[str]) -> list[str]:
-    """What a CIDRPool keeps from the pods of each node: the gateway and perNodeExclusions, by index in its block."""
-    try:
-        network = ipaddress.ip_network(str(spec["cidr"]), strict=False)
-        size = 2 ** (network.max_prefixlen - int(spec["perNodeNetworkPrefix"]))
-        spans = [(span["startIndex"], span["endIndex"]) for span in dicts(spec.get("perNodeExclusions"))]
-        spans += [(spec["gatewayIndex"],) * 2] if spec.get("gatewayIndex") is not None else []
-        beyond = [last for first, last in spans if not 0 <= first <= last < size]
-        problems += [f"index {last} in blocks of {size}" for last in beyond]
-        blocks = range(0, 0 if beyond else min(count * size, network.num_addresses), size)
-        return [f"{network[start + first]}-{network[start + last]}" for start in blocks for first, last in spans]
-    except (KeyError, TypeError, ValueError, IndexError):
-        return []  # a network without an address is reported by its reader
+def _within(spec: dict) -> tuple:
+    """(first, last) by index: what a CIDRPool keeps from the pods of each node, its gateway among them."""
+    spans = [(span.get("startIndex"), span.get("endIndex")) for span in dicts(spec.get("perNodeExclusions"))]
+    spans.append((spec.get("gatewayIndex"),) * 2)
+    return tuple(span for span in spans if all(isinstance(index, int) for index in span))
 
 
-def _readable(given: _Range, size, kind, problems: list[str], reserving=False) -> list[address_pool.Pool]:
+def _readable(given: _Range, size, kind, problems: list[str], reserving=False, within=()) -> list[address_pool.Pool]:
     """A Pool; none for an invalid address, which is added to problems. A size given as text is a prefix."""
     try:
         if kind == "host-local":
             ipaddress.ip_network(str(given.subnet))
         prefix = int(size) if size and isinstance(size, str) else None
         pool = address_pool.make(*given, whole=prefix is not None, reserving=reserving)
-        return [pool._replace(block=2 ** (pool.network.max_prefixlen - prefix) if prefix else size or None)]
+        block = 2 ** (pool.network.max_prefixlen - prefix) if prefix else size or None
+        beyond = [last for first, last in within if block and not 0 <= first <= last < block]
+        problems += [f"index {last} in blocks of {block}" for last in beyond]
+        return [pool._replace(block=block, within=within if block and not beyond else ())]
     except (ValueError, TypeError) as error:
         problems.append(str(error) if given.subnet else "no range or subnet")
         return []
@@ -661,9 +657,8 @@ def _same_interface(parsed: list, nodes: list[dict]):
             if host in ("", node["host"]):
                 users.setdefault((node["host"], master_of(config, node)), {})[config.get("type")] = obj
     for (host, master), by_kind in users.items():
-        for kind, others in (("ipvlan", ("macvlan",)), ("host-device", _ON_MASTER)):
-            for other in by_kind if master and kind in by_kind else ():
-                if other in others:
-                    seen = f"{kind} of {by_kind[kind].partition(' ')[2]} and {other} on {master} of {host}"
-                    step = "use another interface for one of them, or the same type for both"
-                    yield Finding(by_kind[other], "an interface that no other network takes", seen, step, "nad:taken")
+        for kind, other in _APART if master else ():
+            if kind in by_kind and other in by_kind:
+                seen = f"{kind} of {by_kind[kind].partition(' ')[2]} and {other} on {master} of {host}"
+                step = "use another interface for one of them, or the same type for both"
+                yield Finding(by_kind[other], "an interface that no other network takes", seen, step, "nad:taken")
