@@ -22,9 +22,9 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
         if not state or not state["exists"]:
             continue
         settled = not any(change.object == path for change in made.changes)
-        if settled and not _same(state["memlock"], wanted["memlock"]):
+        if settled and not same(state["memlock"], wanted["memlock"]):
             _overridden(service, path, state, wanted["memlock"], made)
-        if state["active"] and not _same(state["memlock_running"], wanted["memlock"]):
+        if state["active"] and not same(state["memlock_running"], wanted["memlock"]):
             _still_running(service, state["memlock_running"], wanted["memlock"], made)
     _plan_leftovers(facts, wanted["services"], made)
     return made
@@ -43,7 +43,7 @@ def parse(memlock: str) -> str | int:
     return limit
 
 
-def _same(seen: str | int | None, wanted: str) -> bool:
+def same(seen: str | int | None, wanted: str) -> bool:
     """An unknown limit counts as correct, because the facts report it."""
     return seen is None or is_unknown(seen) or parse(str(seen)) == parse(wanted)
 

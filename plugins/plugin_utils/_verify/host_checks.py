@@ -276,7 +276,7 @@ def _memlock_of(service: str, state, tried, limit: str) -> tuple:
     running = state["memlock_running"] if state["active"] else None
     if running is not None:
         seen += f", the running one has {running}"
-        if not _same_limit(running, limit):
+        if not memlock.same(running, limit):
             restart = f"restart it when its workloads permit: systemctl restart {service}"
             return FAILED, seen, f"{restart}; containers keep the limit they started with"
     if tried is None or tried["reason"]:
@@ -286,7 +286,7 @@ def _memlock_of(service: str, state, tried, limit: str) -> tuple:
     if tried["error"]:
         return FAILED, f"{seen}; {tried['error']}", _SITE
     seen += f"; locked {tried['locked'] // 2**20} MiB"
-    return _same_limit(state["memlock"], limit), seen, _SITE
+    return memlock.same(state["memlock"], limit), seen, _SITE
 
 
 def _plugins(probe: dict) -> list[dict]:
@@ -316,10 +316,6 @@ def _restart(by: str) -> str:
     if by.endswith(".service"):
         return f"see journalctl -u {by}, then: systemctl restart {by}"
     return "delete its pod" if by.endswith("in a pod") else f"end it and start it again: {by}"
-
-
-def _same_limit(seen, wanted) -> bool:
-    return str(seen).startswith("unknown") or memlock.parse(seen) == memlock.parse(wanted)
 
 
 def _firmware(facts: dict, plan, variables: dict) -> list[dict]:
