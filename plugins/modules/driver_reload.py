@@ -141,9 +141,11 @@ def apply(changes, given: dict | None, timeout: int, run, root: str = "/"):
         if change.action == "remove":
             remove(under(root, change.object))
         else:
-            kept = save(tree, root, given) if change.action == "reload" else saved(tree)
             if change.action == "reload":
+                kept = save(tree, root, given)
                 reload(tree, run)
+            else:
+                kept = saved(tree)
             restore(tree, root, kept, timeout, run)
         yield change
 

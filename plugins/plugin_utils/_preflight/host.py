@@ -549,12 +549,14 @@ _PLANNERS = {
 
 def plans(facts: dict, variables: dict) -> dict:
     """The Plan of each role."""
-    made = {"fabric": fabric_plan.on_node(facts, variables)[0]}
+    made, changes = {}, _changes_driver(variables)
     for role, (planner, *names) in _PLANNERS.items():
-        wanted = {name: variables[f"{role}_{name}"] for name in names} | {"driver_changes": _changes_driver(variables)}
-        if planner:
-            made[role] = planner(facts, wanted, variables["discovery_root"])
-    return {role: made[role] for role in _PLANNERS}
+        if planner is None:
+            made[role] = fabric_plan.on_node(facts, variables)[0]
+            continue
+        wanted = {name: variables[f"{role}_{name}"] for name in names} | {"driver_changes": changes}
+        made[role] = planner(facts, wanted, variables["discovery_root"])
+    return made
 
 
 def plan(facts: dict, variables: dict) -> dict:
