@@ -23,8 +23,8 @@ import sys
 import tempfile
 import time
 
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, running, tree
-from ansible_collections.gpufabric.rdma.tests.unit.playbooks import test_cluster
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, running
+from ansible_collections.gpufabric.rdma.tests.unit.playbooks.test_cluster import Cluster
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 NODES = CHECKOUT / "lab/nspawnctl"
@@ -112,29 +112,11 @@ def measured(command, folder: pathlib.Path) -> tuple[dict[str, float], int]:
     return figures, max(host["remote_calls"] for host in hosts)
 
 
-class Rack(test_cluster.Cluster):
-    """As many folders of one captured machine, each with its address."""
-
-    def __init__(self, folder: pathlib.Path, count: int) -> None:
-        super().__init__(folder)
-        for number in range(3, count + 1):
-            name, address = f"node{number}", f"198.18.0.{100 + number}"
-            root = tree.lay_out(tree.load("lab-rxe-debian12"), folder / name)
-            (root / "proc/sys/kernel/hostname").write_text(f"{name}\n")
-            seams, stamp = root / ".seams.json", root / test_cluster.plan.STAMP.lstrip("/")
-            seams.write_text(seams.read_text().replace("198.18.0.15", address))
-            stamp.parent.mkdir(parents=True)
-            stamp.write_bytes((self.nodes["node1"] / test_cluster.plan.STAMP.lstrip("/")).read_bytes())
-            self.hosts[name] = {"discovery_root": str(root), "k3s_node_ip": address}
-        self.hosts = dict(list(self.hosts.items())[:count])
-        self.write()
-
-
 def cluster(count: int) -> dict:
     """The converged run of both layers: processor seconds; results and remote calls of the server and of an agent."""
     with tempfile.TemporaryDirectory(prefix="scale", dir="/dev/shm") as name:
         folder = pathlib.Path(name)
-        Rack(folder, count)
+        Cluster(folder, count).write()
         environment = {
             "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
             "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),

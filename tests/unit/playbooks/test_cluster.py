@@ -61,11 +61,11 @@ def bundle(folder: pathlib.Path) -> pathlib.Path:
 
 
 class Site:
-    """Two nodes and the file that simulates the API server."""
+    """Nodes, two by default, and the file that simulates the API server."""
 
-    def __init__(self, folder: pathlib.Path, **variables):
+    def __init__(self, folder: pathlib.Path, count: int = 2, **variables):
         self.folder, self.cluster = folder, kubectl_cluster.Cluster(folder / "cluster.json")
-        self.nodes = {name: folder / name for name in ("node1", "node2")}
+        self.nodes = {name: folder / name for name in (f"node{number + 1}" for number in range(count))}
         self.hosts = {}
         for name, root in self.nodes.items():
             tree.lay_out(tree.load("lab-rxe-debian12"), root)
@@ -269,12 +269,17 @@ AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port"
 
 
 class Cluster(Site):
-    def __init__(self, folder):
+    def __init__(self, folder, count=2):
         registries = {"configs": {"registry.example.com": {"auth": {"username": "u", "password": PASSWORD}}}}
         rails = [{"hca": "rxe0"}, {"hca": "rxe1"}]
-        super().__init__(folder, discovery_rails=rails, k3s_token=TOKEN, k3s_registries=registries)
-        self.hosts["node1"]["k3s_node_ip"] = "198.18.1.2"
-        self.hosts["node2"]["k3s_node_ip"] = "198.18.0.15"
+        super().__init__(folder, count, discovery_rails=rails, k3s_token=TOKEN, k3s_registries=registries)
+        # The machine has the first two; each further node has its own in place of the second.
+        addresses = ["198.18.1.2", "198.18.0.15", *(f"198.18.0.{100 + number}" for number in range(count))]
+        for (name, root), address in zip(self.nodes.items(), addresses):
+            self.hosts[name]["k3s_node_ip"] = address
+            if address not in addresses[:2]:
+                seams = root / ".seams.json"
+                seams.write_text(seams.read_text().replace(addresses[1], address))
         # The device plugin's environment counts as installed; the fast nodes install it for real, and offline.
         locked = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
         for root in self.nodes.values():
