@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -16,6 +17,8 @@ def main() -> int:
         # As PID 1 the kernel drops a signal without a handler; elsewhere SIGINT would end in a traceback.
         signal.signal(number, lambda _number, _frame: os._exit(0))
     signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+    # The imports leave nothing to collect, and looking for it takes 8 % of their time. `serve` enables it.
+    gc.disable()
     from .cli import main as command_line
 
     return command_line()

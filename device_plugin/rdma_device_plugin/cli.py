@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import os
 import signal
@@ -251,6 +252,8 @@ def serve(values: dict[str, object], rest: list[str]) -> int:
     asyncio = _asyncio() if values["mode"] == MODE.default else importlib.import_module("asyncio")
     from . import daemon, status
 
+    gc.freeze()  # what the imports made stays: later collections leave it out
+    gc.enable()
     log.set_up(values["log-format"] == "json")
     try:
         if values["metrics-address"]:
@@ -335,7 +338,6 @@ def settings(values: dict[str, object]) -> Settings:
 
 async def _serve(chosen: Settings) -> None:
     import asyncio
-    import gc
 
     from . import daemon
 
