@@ -41,7 +41,8 @@ def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]
     """
     networks = []
     items = list(items)
-    pools = {(item["kind"].lower(), item["metadata"]["name"]): item["spec"] for item in items if item["kind"] in POOLS}
+    there = [item for item in items if item["kind"] in POOLS]
+    pools = {(pool["kind"].lower(), pool["metadata"]["name"]): pool.get("spec") or {} for pool in there}
     for item in items:
         if item["kind"] != "NetworkAttachmentDefinition":
             continue
@@ -87,7 +88,8 @@ def _pool_of(text, pools: dict) -> dict:
     """Subnet and block of the nv-ipam pool of a configuration, or None."""
     config = _whole(core_text.json_object(text))
     spec = next((pools[key] for key in pool_keys(config) if key in pools), {})
-    return {"block_size": spec.get("perNodeBlockSize"), "subnet": spec.get("subnet") or spec.get("cidr")}
+    size = spec.get("perNodeBlockSize")
+    return {"block_size": size if isinstance(size, int) else None, "subnet": spec.get("subnet") or spec.get("cidr")}
 
 
 def pool_keys(config: dict) -> list[tuple[str, str]]:
@@ -548,13 +550,17 @@ def _within(spec: dict) -> tuple:
 
 
 def _readable(given: _Range, size, kind, problems: list[str], reserving=False, within=()) -> list[address_pool.Pool]:
-    """A Pool; none for an invalid address, which is added to problems. A size given as text is a prefix."""
+    """A Pool; none for an invalid value, which is added to problems. A size given as text is a prefix."""
     try:
+        if size and not isinstance(size, (int, str)):
+            raise ValueError(f"a block of {size}")
         if kind == "host-local":
             ipaddress.ip_network(str(given.subnet))
         prefix = int(size) if size and isinstance(size, str) else None
         pool = address_pool.make(*given, whole=prefix is not None, reserving=reserving)
-        block = 2 ** (pool.network.max_prefixlen - prefix) if prefix else size or None
+        if prefix is not None and not pool.network.prefixlen <= prefix <= pool.network.max_prefixlen:
+            raise ValueError(f"blocks of /{prefix} in {pool.network}")
+        block = 2 ** (pool.network.max_prefixlen - prefix) if prefix is not None else size or None
         beyond = [last for first, last in within if block and not 0 <= first <= last < block]
         problems += [f"index {last} in blocks of {block}" for last in beyond]
         return [pool._replace(block=block, within=within if block and not beyond else ())]

@@ -453,6 +453,8 @@ SLICED = {"type": "whereabouts", "range": "198.51.100.0/24", "node_slice_size": 
     (taken(17, 32), 1, None), (taken(17, 32), 2, "blocks"),
     (per_node(), 4, None), (per_node(), 5, "blocks"),
     (per_node(gatewayIndex=1), 4, None), (per_node(gatewayIndex=64), 4, "address"),
+    (per_node(perNodeNetworkPrefix=23), 1, "address"), (per_node(perNodeNetworkPrefix=33), 1, "address"),
+    (per_node(perNodeNetworkPrefix=-(10**12)), 1, "address"),
     (per_node(perNodeExclusions=[{"startIndex": 0, "endIndex": 63}]), 2, "blocks"),
     (pooled(SUBNET, name="pool,pool,pool"), 1, "pools"),
     ([macvlan(), bare(type="ipvlan", master=MACVLAN["master"], ipam={})], 1, "taken"),
@@ -473,6 +475,7 @@ def test_what_pools_and_other_networks_leave_for_a_node(objects, count, found):
 ODD = [None, 0, "x", [], ["x"], {}, {"x": None}, [["x"]], [{"x": []}], 1.5, True]
 PLACES = ("ipam", "plugins", "master", "device", "pciBusID", "mtu", "type", "name", "rdmaIsolation")
 IN_IPAM = ("range", "ranges", "ipRanges", "exclude", "gateway", "routes", "subnet", "addresses", "poolName")
+IN_POOL = ("exclusions", "gateway", "gatewayIndex", "perNodeExclusions", "routes", "defaultGateway", "nodeSelector")
 
 
 @pytest.mark.parametrize("kind", ["host-local", "whereabouts", "nv-ipam", "static"])
@@ -483,6 +486,11 @@ def test_no_value_however_odd_breaks_the_linter(kind):
         ]
         for config in configs:
             lint(from_objects([nad(config), nad(config, "other")]), nodes(2), CLUSTER)
+        for spec, kind_of_pool in ((SUBNET, "IPPool"), (PREFIXES, "CIDRPool")):
+            for key in (*spec, *IN_POOL):
+                objects = pooled({**spec, key: value}, kind_of_pool, poolType=kind_of_pool.lower())
+                lint(from_objects(objects), nodes(2), CLUSTER)
+        lint(from_objects(pooled(None)), nodes(2), CLUSTER)
 
 
 @pytest.mark.parametrize(("ipam", "pods", "enough"), [
