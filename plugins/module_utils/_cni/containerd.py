@@ -111,18 +111,11 @@ def _value(text: str):
 
 def cni(texts: list[str]) -> dict:
     """{conf_dir, bin_dirs, max_conf_num, use_internal_loopback} as containerd reads them from its files in order."""
-    merged: dict = {}
-    for text in texts:
-        found = tables(text)
-        for name in _CNI:
-            merged.update(found.get(name, {}))
-    directories = merged.get("bin_dirs") or ([merged["bin_dir"]] if merged.get("bin_dir") else None)
-    return {
-        "conf_dir": merged.get("conf_dir") or DEFAULTS["conf_dir"],
-        "bin_dirs": directories or list(DEFAULTS["bin_dirs"]),
-        "max_conf_num": merged.get("max_conf_num", DEFAULTS["max_conf_num"]),
-        "use_internal_loopback": bool(merged.get("use_internal_loopback", DEFAULTS["use_internal_loopback"])),
-    }
+    places = {key: [(table, key) for table in _CNI] for key in (*DEFAULTS, "bin_dir")}
+    found = {key: _last(texts, places[key], type(default)) for key, default in DEFAULTS.items()}
+    directory = _last(texts, places["bin_dir"], str)
+    found["bin_dirs"] = found["bin_dirs"] or ([directory] if directory else None)
+    return {key: default if found[key] in (None, "") else found[key] for key, default in DEFAULTS.items()}
 
 
 def tools(tree: Tree) -> dict:
