@@ -196,7 +196,8 @@ class Bed:
         known, unknown = claimspecs.load(str(self.disk / "cdi"))
         pairs["claims on disk"] = (sorted([*known, *unknown]), sorted(self.claims))
         specs = set(os.listdir(self.disk / "cdi")) if (self.disk / "cdi").exists() else set()
-        wanted = {claimspecs.file(uid) for uid in self.claims}
+        of_claims = [claimspecs.file(uid) for uid in self.claims]
+        wanted = {*of_claims, *(f"{name.removesuffix('.json')}_rail.metadata" for name in of_claims)}
         wanted |= {cdi.file(name[5:]) for name in self.counts if self.plugged[RAILS[name]]}
         optional = {cdi.file(name[5:]) for name in self.counts}  # of an HCA that is gone, for running pods
         pairs["CDI specs"] = (sorted(specs - (optional - wanted)), sorted(wanted))
