@@ -122,7 +122,7 @@ class AptTrial(Trial):
         for name in ("lists/partial", "sources.list.d", "preferences.d", "archives/partial"):
             os.makedirs(self._path(name))
         for name in ("sources.list.d", "preferences.d"):
-            for path in glob.glob(f"/etc/apt/{name}/*"):
+            for path in filter(os.path.isfile, glob.glob(f"/etc/apt/{name}/*")):
                 shutil.copy(path, self._path(name))
         for path in glob.glob("/var/lib/apt/lists/*"):
             if os.path.isfile(path) and not path.endswith("/lock"):
@@ -232,7 +232,7 @@ class DnfTrial(Trial):
     def resolve(self, wanted, names, tools, downgrade):
         repository = wanted["repository"]
         os.makedirs(self._path("repos"))
-        for path in glob.glob(f"{self._etc}/*.repo"):
+        for path in filter(os.path.isfile, glob.glob(f"{self._etc}/*.repo")):
             shutil.copy(path, self._path("repos"))
         self._source("repos", repository, wanted)
         exact = dict.fromkeys(names, f"{wanted['version']}*")
