@@ -15,9 +15,9 @@ pid=$(cat "/run/$unit.pid" 2>/dev/null) && kill -0 "$pid" 2>/dev/null || pid=
 end() { [ -z "$pid" ] || { kill "$pid"; while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done; }; }
 case $1 in
 show) echo "Id=$unit"; [ -z "$pid" ] || echo "ActiveState=active"
-    [ -z "$pid" ] || echo "ExecMainStartTimestamp=@$(stat -c %Y "/run/$unit.pid")" ;;
+    [ -z "$pid" ] || echo "ExecMainStartTimestampMonotonic=$(cat "/run/$unit.up")0000" ;;
 stop) end ;;
-start|restart) end; rm -f "/run/$unit.pid"
+start|restart) end; rm -f "/run/$unit.pid"; cut -d' ' -f1 /proc/uptime | tr -d . >"/run/$unit.up"
     setsid sh -c 'echo $$ >"/run/$1.pid"; exec $(sed -n s/^ExecStart=//p "/etc/systemd/system/$1")' sh "$unit" \
         >>/var/log/address.log 2>&1 </dev/null &
     until [ -s "/run/$unit.pid" ]; do sleep 0.05; done ;;

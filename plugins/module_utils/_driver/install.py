@@ -69,7 +69,9 @@ class Installer:
         for change in changes:
             if change.action == "take out":
                 names = [line.split()[0] for line in change.before.splitlines()]
-                self._do(packages.remove_command(self._kind, names), "old driver stack")
+                command = packages.remove_command(self._kind, names)
+                trial.refuse_removal(self._kind, "driver stack", "removed", self._run(packages.only_shown(command))[1])
+                self._do(command, "old driver stack")
                 yield change
 
     def _files(self, changes):

@@ -178,6 +178,11 @@ def remove_command(kind: str, names: list[str]) -> list[str]:
     return ["dnf", "remove", "--assumeyes", "--setopt=clean_requirements_on_remove=False", *names]
 
 
+def only_shown(command: list[str]) -> list[str]:
+    """The command that says what this one would do. apt and dnf remove with a package whatever depends on it."""
+    return [{"--yes": "--simulate", "--assumeyes": "--assumeno"}.get(word, word) for word in command]
+
+
 def restore_command(kind: str, names: list[str]) -> list[str]:
     """Replace the stack's builds by the distribution's; apt also needs restore_pins."""
     if kind == APT:

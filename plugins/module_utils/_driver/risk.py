@@ -440,7 +440,7 @@ def settings(tree: Tree, facts: dict) -> list[dict[str, Any]]:
 
 
 def pods(tree: Tree) -> list[dict[str, str]]:
-    """Running pods: their cgroup exists. Their names come from the kubelet's log directory."""
+    """Running pods: their cgroup exists, and is not empty as after a killed kubelet. Names are those of its logs."""
     alive = set()
     for base in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/cpu"):
         for top in ("kubepods", "kubepods.slice"):
@@ -459,7 +459,8 @@ def _pod_uids(tree: Tree, directory: str, depth: int = 2) -> Iterator[str]:
     for entry in tree.listdir(directory):
         match = re.fullmatch(r"(?:kubepods-)?(?:(?:burstable|besteffort)-)?pod([0-9a-f_-]+?)(?:\.slice)?", entry)
         if match:
-            yield match.group(1).replace("_", "-")
+            if "populated 0" not in (tree.read(f"{directory}/{entry}/cgroup.events") or ""):
+                yield match.group(1).replace("_", "-")
         elif depth and ("burstable" in entry or "besteffort" in entry):
             yield from _pod_uids(tree, f"{directory}/{entry}", depth - 1)
 

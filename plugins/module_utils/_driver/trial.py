@@ -86,17 +86,6 @@ class Trial:
         path = self._path(os.path.join(folder, os.path.basename(packages.REPOSITORIES[self.kind])))
         write(path, text.replace(packages.KEYS[self.kind], self._path("key.asc")))
 
-    def _refuse_removal(self, names: list[str], removed: set[str]) -> None:
-        """Only parts of a driver stack may be removed."""
-        removed = {name for name in removed if not packages.stack_packages({name: ""})}
-        if removed:
-            raise Refused.because(
-                f"packages {' '.join(names)}",
-                "installed without removing anything else",
-                f"{self.kind} would remove {', '.join(sorted(removed))}",
-                "remove those yourself if nothing needs them, or choose another driver version",
-            )
-
 
 class AptTrial(Trial):
     kind = packages.APT
@@ -122,7 +111,7 @@ class AptTrial(Trial):
         for name in ("lists/partial", "sources.list.d", "preferences.d", "archives/partial"):
             os.makedirs(self._path(name))
         for name in ("sources.list.d", "preferences.d"):
-            for path in glob.glob(f"/etc/apt/{name}/*"):
+            for path in filter(os.path.isfile, glob.glob(f"/etc/apt/{name}/*")):
                 shutil.copy(path, self._path(name))
         for path in glob.glob("/var/lib/apt/lists/*"):
             if os.path.isfile(path) and not path.endswith("/lock"):
@@ -195,7 +184,7 @@ class AptTrial(Trial):
         code, out, error = self._apt("apt-get", "install", "--simulate", "--no-install-recommends", *flags, *names)
         if code:
             raise _impossible(names, error + out)
-        self._refuse_removal(names, set(re.findall(r"^Remv (\S+)", out, re.MULTILINE)))
+        refuse_removal(self.kind, f"packages {' '.join(names)}", "installed", out)
         return dict(re.findall(r"^Inst (\S+) (?:\[[^]]*\] )?\((\S+)", out, re.MULTILINE))
 
     def _fetch(self, name: str, version: str) -> list[str]:
@@ -232,7 +221,7 @@ class DnfTrial(Trial):
     def resolve(self, wanted, names, tools, downgrade):
         repository = wanted["repository"]
         os.makedirs(self._path("repos"))
-        for path in glob.glob(f"{self._etc}/*.repo"):
+        for path in filter(os.path.isfile, glob.glob(f"{self._etc}/*.repo")):
             shutil.copy(path, self._path("repos"))
         self._source("repos", repository, wanted)
         exact = dict.fromkeys(names, f"{wanted['version']}*")
@@ -241,11 +230,10 @@ class DnfTrial(Trial):
         for some, back in ((tools, False), (chosen, downgrade)):
             if some:
                 command = packages.install_command(self.kind, some, back)
-                code, out, error = self._dnf(*["--assumeno" if word == "--assumeyes" else word for word in command[1:]])
+                code, out, error = self._dnf(*packages.only_shown(command)[1:])
                 if code and "aborted" not in out + error:
                     raise _impossible(some, error + out)
-                sections = re.findall(r"^Removing[^\n]*:\n((?: .+\n)+)", out, re.MULTILINE)
-                self._refuse_removal(some, set(re.findall(r"^ (\S+)", "".join(sections), re.MULTILINE)))
+                refuse_removal(self.kind, f"packages {' '.join(some)}", "installed", out)
         code, out, error = self._dnf(*packages.install_command(self.kind, chosen, downgrade)[1:], "--downloadonly")
         if code:
             raise _impossible(chosen, error + out)
@@ -273,6 +261,21 @@ class DnfTrial(Trial):
 
 
 OF = {packages.APT: AptTrial, packages.DNF: DnfTrial}
+
+
+def refuse_removal(kind: str, what: str, wanted: str, out: str) -> None:
+    """Only parts of a driver stack may be removed. out: what the package manager says it would do."""
+    lines = re.findall(r"^(?:Remv|Purg)( \S+)", out, re.MULTILINE)
+    lines += re.findall(r"^Removing[^\n]*:\n((?: .+\n)+)", out, re.MULTILINE)
+    removed = re.findall(r"^ (\S+)", "\n".join(lines), re.MULTILINE)
+    removed = sorted({name for name in removed if not packages.stack_packages({name: ""})})
+    if removed:
+        raise Refused.because(
+            what,
+            f"{wanted} without removing anything else",
+            f"{kind} would remove {', '.join(removed)}",
+            "remove those yourself if nothing needs them, or choose another driver version",
+        )
 
 
 def build_failed(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import plan_text
-from .._core.units import SYSTEM, running, shown
+from .._core.units import SYSTEM, running, shown, started_at
 from ..hca import Tree, modules, node
 
 # Replaces the text of a secret in every shown plan.
@@ -80,7 +80,7 @@ ARGUMENTS = {
     "root": {"type": "path", "default": "/"},
 }
 PARTS = ("files", "secrets", "absent", "units", "kernel_modules", "sysctls", "exclusive")
-PROPERTIES = ("Id", "ActiveState", "ExecMainStartTimestamp")
+PROPERTIES = ("Id", "ActiveState", "ExecMainStartTimestampMonotonic")
 
 
 def read(root: str, wanted: dict, run, live: bool | None = None) -> dict:
@@ -119,11 +119,10 @@ def _unit_states(names: list, run) -> dict:
     if not names:
         return {}
     units = {}
-    for fields in shown(run, PROPERTIES, "--timestamp=unix", *names):
-        started = fields.get("ExecMainStartTimestamp", "").lstrip("@")
+    for fields in shown(run, PROPERTIES, *names):
         units[fields.get("Id")] = {
             "active": fields.get("ActiveState") in ("active", "activating", "reloading"),
-            "started": int(started) if started.isdecimal() else None,
+            "started": started_at(fields) if fields.get(PROPERTIES[2]) not in (None, "", "0") else None,
         }
     return units
 

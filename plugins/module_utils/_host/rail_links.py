@@ -110,7 +110,9 @@ route_by_source() {
         echo 1 >"/proc/sys/net/ipv4/conf/$netdev/arp_ignore" || failed=1
         echo 2 >"/proc/sys/net/ipv4/conf/$netdev/arp_announce" || failed=1
         for family in -4 -6; do
-            ip $family route show table main dev "$netdev" | sed 's/ linkdown//; s/ dead//' | while read -r route; do
+            # ip shows what it does not take: flags, the rest of a life, a nexthop object beside its gateway.
+            ip $family route show table main dev "$netdev" |
+                sed 's/ linkdown//; s/ dead//; s/ expires [0-9]*sec//; s/ nhid [0-9]*//' | while read -r route; do
                 case $route in fe80:* | multicast*) continue ;; esac
                 # shellcheck disable=SC2086
                 ip $family route replace $route dev "$netdev" table "$3" || exit 1

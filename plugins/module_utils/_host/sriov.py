@@ -139,7 +139,7 @@ def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -
 
 def script(wanted: dict, guids: dict | None = None) -> str:
     """wanted: {PCI address: VFs}; guids: {PCI address: the GUIDs of its VFs}."""
-    calls = [f"set_vfs {address} {vfs}\n" for address, vfs in sorted(wanted.items())]
+    calls = [f"set_vfs {address} {vfs}\n" for address, vfs in sorted(wanted.items()) if vfs]
     given = [f"set_guids {address} {' '.join(own)}\n" for address, own in sorted((guids or {}).items()) if own]
     return "".join([HEADER, _SCRIPT, *([_GUIDS] if given else []), *calls, *given, "exit $failed\n"])
 
@@ -178,7 +178,7 @@ def _usable(facts: dict, address: str, vfs: int, made: Plan) -> bool:
         made.finding(obj, wanted, seen, "correct the address, or set it only for the hosts that have it")
     elif device["virtual"]:
         made.finding(obj, wanted, "it is itself a VF", "use the physical function")
-    elif not device["total"]:
+    elif vfs and not device["total"]:
         step = "enable it in the firmware: mlxconfig -d ADDRESS set SRIOV_EN=1 NUM_OF_VFS=N, then a cold reboot"
         made.finding(obj, wanted, "the function supports no VFs", step)
     elif vfs > device["total"]:

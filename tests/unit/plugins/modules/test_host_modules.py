@@ -251,6 +251,7 @@ def facts(**device):
 
 @pytest.mark.parametrize(("device", "vfs", "consent", "seen", "actions"), [
     ({"total": 0}, 4, None, "supports no VFs", 0),
+    ({"total": 0}, 0, None, "", 3),
     ({}, 9, None, "the firmware allows 8", 0),
     ({"virtual": True}, 1, None, "itself a VF", 0),
     ({"enabled": 2}, 4, None, "removes all of them first", 0),
@@ -297,7 +298,7 @@ def test_the_boot_script_makes_vfs_once_and_names_what_is_missing(tmp_path):
     for address, number in (("0000:3b:00.0", "0"), ("0000:d8:00.0", "2")):
         (devices / address).mkdir(parents=True)
         (devices / address / "sriov_numvfs").write_text(number)
-    done = boot(tmp_path, {"0000:3b:00.0": 8, "0000:d8:00.0": 8, "0000:ff:00.0": 1})
+    done = boot(tmp_path, {"0000:3b:00.0": 8, "0000:d8:00.0": 8, "0000:ee:00.0": 0, "0000:ff:00.0": 1})
     assert done == (1, "gpufabric-rdma-vfs: 0000:ff:00.0 has no SR-IOV\n")
     assert (devices / "0000:3b:00.0/sriov_numvfs").read_text() == "8\n"
     assert (devices / "0000:d8:00.0/sriov_numvfs").read_text() == "2"

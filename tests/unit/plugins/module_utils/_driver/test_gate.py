@@ -144,6 +144,7 @@ def remote(server):
 
 REPRESENTOR = {f"{DEVICE}/net/eth9/phys_port_name": "pf0vf1"}
 SWITCHDEV = VFS + Over(REPRESENTOR, {"/sys/class/net/eth9": f"../..{DEVICE[4:]}/net/eth9"})
+EMPTY = file(f"/sys/fs/cgroup/kubepods/burstable/pod{POD}/cgroup.events", "populated 0\nfrozen 0")
 OF_A_POD = pod() + process(70, "python3", "uverbs0", f"/kubepods/burstable/pod{POD}/abc")
 REBOOT, TO_REBOOT = ("reboot", ""), {"activation": "reboot"}
 DRAIN = RELOAD | {"drain_allowed": True}
@@ -176,6 +177,7 @@ ROWS = [
     Row("local NVMe without mlx_compat", "reload", over=mounted("/data", "/dev/nvme1n1"), wanted=RELOAD),
     *(Row(f"{name}, elsewhere", "reload", "", over, RELOAD) for name, over in remote("192.0.2.7").items()),
     Row("pods, and draining is allowed", "reload", over=pod(), wanted=DRAIN, says="cordon and drain"),
+    Row("cgroups of pods that a killed kubelet has left", "reload", over=pod() + EMPTY, wanted=RELOAD),
     Row("a pod's process, and draining is allowed", "reload", over=OF_A_POD, wanted=DRAIN, says="uncordon"),
     Row("Secure Boot off in the firmware", "reload", over=LOOSE, wanted=RELOAD),
     Row("Secure Boot with an enrolled DKMS key", "reload", over=SECURE + KEY + ENROLLED, wanted=RELOAD),

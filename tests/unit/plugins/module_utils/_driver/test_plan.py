@@ -4,6 +4,7 @@ import re
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_repository
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, keys, packages
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import anchors, plan, sentence
@@ -95,13 +96,14 @@ def test_the_whole_order_on_rhel(wanted, version, kernel):
     node = state("dnf", rhel(version), "mlnx_ofed", old, kernels=[kernel], headers={kernel: False})
     trial, quiet = "dnf --setopt=reposdir=TRIAL/repos", f"{BOUNDS} --setopt=install_weak_deps=False"
     tools = f"kernel-devel-{kernel} dkms elfutils-libelf-devel"
+    removed = "--setopt=clean_requirements_on_remove=False kmod-mlnx-ofa_kernel mlnx-ofa_kernel"
     assert carried_out(node, {**wanted, "remove_allowed": True}) == [
         f"{trial} install --assumeno {quiet} {tools}",
         f"{trial} install --assumeno {quiet} doca-ofed-3.2.1*",
         f"{trial} install --assumeyes {quiet} doca-ofed-3.2.1* --downloadonly",
         "rpmkeys --dbpath TRIAL/rpmdb --import TRIAL/key.asc",
         f"dnf install --assumeyes {quiet} {tools}",
-        "dnf remove --assumeyes --setopt=clean_requirements_on_remove=False kmod-mlnx-ofa_kernel mlnx-ofa_kernel",
+        *(f"dnf remove --assume{word} {removed}" for word in ("no", "yes")),
         *(packages.KEYS["dnf"], packages.REPOSITORIES["dnf"], packages.SERVICE),
         f"dnf install --assumeyes {quiet} doca-ofed-3.2.1*",
     ]
@@ -206,6 +208,15 @@ def test_back_to_inbox(wanted):
     assert listed(made) == [("driver stack", "take out"), *removed, ("user space of the stack", "return")]
     assert sentence(made, {"flavor": "inbox"}) == "the driver stack is removed and the inbox driver used again"
     assert listed(plan(state(), {"flavor": "inbox"})) == []
+
+
+def test_what_depends_on_the_stack_is_not_removed_with_it(wanted):
+    node = converged(wanted)
+    changes = plan(node, {"flavor": "inbox", "remove_allowed": True}).changes
+    answers = iter([(0, "Purg doca-ofed [3.2.1]\nPurg site-gpu-node [1]\n", "")])
+    with pytest.raises(Refused) as caught:
+        list(Installer(node, {"flavor": "inbox"}, lambda _argv: next(answers)).apply(changes))
+    assert caught.value.findings[0].seen == "apt would remove site-gpu-node"
 
 
 OTHER, SHA = "CD" * 20, "12" * 32

@@ -1,5 +1,6 @@
 """The trial next to the node with real apt, gpg, dkms and rpm (dnf is a double), and gpg's reading of key files."""
 
+import glob
 import os
 import pathlib
 import shutil
@@ -68,8 +69,12 @@ def test_a_fault_stops_it(there, fault):
     assert not os.path.exists(trial.directory)
 
 
-def test_a_downgrade_fetches_the_version_that_would_be_installed(there, tmp_path):
-    """Both versions are known to apt, the newer is installed; each part of the trial has to mean the older."""
+def test_a_downgrade_fetches_the_version_that_would_be_installed(there, tmp_path, monkeypatch):
+    """Both versions are known to apt, the newer is installed; each part of the trial has to mean the older. Beside the
+    node's sources is a folder, as somebody keeps old ones in.
+    """
+    found = glob.glob
+    monkeypatch.setattr(glob, "glob", lambda path: found(path) + [str(tmp_path)] * path.startswith("/etc/apt/"))
     installed = pathlib.Path("/var/lib/dpkg/status").read_text()
     depends = f"Depends: {BASE} (= {SECOND})\n"
     newer = (("dkms", "3.0.10-8", ""), (BASE, SECOND, "Depends: dkms\n"), ("doca-ofed", "3.3.0-044000", depends))

@@ -176,6 +176,9 @@ for rail in 1 2; do
     in_peer ip link set "port$rail" master br0 up
     ip address add "10.9.0.$rail/24" dev "rail$rail"
     ip link set "rail$rail" up
+    ip -6 route add "fd00:9:$rail::/64" dev "rail$rail" expires 3000
+    ip nexthop add id "$rail" via 10.9.0.100 dev "rail$rail"
+    ip route add "10.77.$rail.0/24" nhid "$rail"
 done
 for phase in '' routes unroute; do
     [ -z "$phase" ] || sh script "$phase"
