@@ -470,9 +470,8 @@ def test_what_is_wrong_with_a_node_is_said_with_its_objects(facts_of, name, expe
 
 def test_modules_without_a_srcversion_are_named_by_their_build_id(facts_of):
     facts = copy.deepcopy(facts_of("doca-loaded-differs-from-disk"))
-    for part in ("on_disk", "loaded"):
-        for module in facts["driver"][part]["modules"].values():
-            module.update(build_id=module["srcversion"], srcversion=None)
+    for module in (one for part in ("on_disk", "loaded") for one in facts["driver"][part]["modules"].values()):
+        module.update(build_id=module["srcversion"], srcversion=None)
     assert "(mlx5_core, mlx5_ib, ib_core differ)" in problems(node_of(facts))[0]
 
 
