@@ -162,10 +162,15 @@ def _capacity(device: Device) -> dict[str, Any]:
     most = device.pool.max_per_container
     shares: dict[str, Any] = {"min": "1", "step": "1"} if device.shares > 1 else {"min": "1"}
     if 0 < most <= device.shares:
-        shares["max"] = str(most)
-    found = {SHARES: {"value": str(device.shares), "requestPolicy": {"default": "1", "validRange": shares}}}
+        shares["max"] = quantity(most)
+    found = {SHARES: {"value": quantity(device.shares), "requestPolicy": {"default": "1", "validRange": shares}}}
     rate = dict(device.hca.details.rates).get(device.port or 0)
     if rate and int(rate):
         policy = {"default": "0", "validRange": {"min": "0", "step": "1"}}
-        found[RATE] = {"value": str(int(rate)), "requestPolicy": policy}
+        found[RATE] = {"value": quantity(int(rate)), "requestPolicy": policy}
     return found
+
+
+def quantity(number: int) -> str:
+    """As the API server returns it, with the largest suffix: other text would count as a change by others."""
+    return str(number) if not number or number % 1000 else f"{number // 1000}k"

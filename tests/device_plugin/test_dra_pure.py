@@ -73,6 +73,10 @@ def test_a_slice_of_another_pool_name_is_replaced_by_a_new_one(tmp_path):
     assert [step.verb for step in slices.plan(api.slices, [listed(1)], OWNER, kept)] == ["create", "delete"]
 
 
+def test_a_quantity_has_the_api_servers_form():
+    assert [devices.quantity(number) for number in (0, 63, 1000, 1500, 150_000)] == ["0", "63", "1k", "1500", "150k"]
+
+
 # Names.
 
 

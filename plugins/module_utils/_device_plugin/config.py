@@ -72,9 +72,7 @@ def api_of(entry: dict, api: str) -> str:
 def matching(entry: dict, facts: dict) -> list[str]:
     """Names of a node's HCAs that an entry selects: OR inside a list, AND between lists. Partitions are not checked."""
     own = keys(entry)
-    given, extra = keys(own.get("selectors") or {}), keys(own.get("extraselectors") or {})
-    if own.get("devices") and not given:
-        given = {"ifnames": own["devices"]}
+    given, extra = _selectors(entry), _lists(own.get("extraselectors"))
     found = []
     for hca in facts.get("hcas") or []:
         pci, netdevs = hca.get("pci") or {}, hca.get("netdevs") or []
@@ -94,7 +92,7 @@ def matching(entry: dict, facts: dict) -> list[str]:
         }
         if not pci and not own.get("softwaredevices"):
             continue
-        good = all(not wanted or have.get(name, set()) & set(wanted) for name, wanted in given.items())
+        good = all(not wanted or any(one in wanted for one in have.get(name, ())) for name, wanted in given.items())
         if good and all(
             not wanted or _fits(further[name], wanted) for name, wanted in extra.items() if name in further
         ):
@@ -116,7 +114,18 @@ def keys(item: dict) -> dict:
 
 
 def interfaces(entry: dict) -> list[str]:
-    return keys(keys(entry).get("selectors") or {}).get("ifnames") or []
+    return [name for name in _selectors(entry).get("ifnames", ()) if isinstance(name, str)]
+
+
+def _selectors(entry: dict) -> dict[str, list]:
+    own = keys(entry)
+    return _lists(own.get("selectors")) or _lists({"ifnames": own.get("devices")})
+
+
+def _lists(given) -> dict[str, list]:
+    """Selectors by key in lower case; anything but a mapping of lists is left to the plugin's check-config."""
+    known = keys(given) if isinstance(given, dict) else {}
+    return {key: value for key, value in known.items() if isinstance(value, list)}
 
 
 def sets_links_up(resources: list[dict]) -> bool:

@@ -5,6 +5,7 @@ Standard library only; runs on the node.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -329,20 +330,21 @@ class Installer:
         self.staged, self.wheels, self.requirements = staged or "", wheels, requirements
 
     def apply(self, changes: list[Change]) -> Iterable[Change]:
-        """In order: other plugins stop first, ours starts last, so the node keeps its resources."""
+        """In order: other plugins stop once ours is installed, ours starts last, so the node keeps its resources."""
         files = [change for change in changes if change.object in (CONFIG, KUBECONFIG, TOKEN, UNIT, ENABLED)]
         config = [change for change in files if change.object in (CONFIG, KUBECONFIG, TOKEN)]
-        for change in changes:
-            if change.action in ("stop", "stop and disable"):
-                yield self._stop(change)
         for change in changes:
             if change.object in (CODE, VENV):
                 (self._install_code if change.object == CODE else self._install_venv)()
                 yield change
+        for change in changes:
+            if change.action in ("stop", "stop and disable"):
+                yield self._stop(change)
         for change in config:
             apply_file(self.root, change)
             if change.action == "remove" and change.object == CONFIG:
-                os.rmdir(os.path.dirname(under(self.root, CONFIG)))
+                with contextlib.suppress(OSError):  # it holds a foreign file
+                    os.rmdir(os.path.dirname(under(self.root, CONFIG)))
             yield change
         # The unit is the last file: systemd never sees one whose program or config is missing.
         starting = any(change.object == OBJECT and change.action in ("start", "restart") for change in changes)

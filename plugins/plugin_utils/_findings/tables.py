@@ -7,6 +7,7 @@ from ansible.errors import AnsibleError
 
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import alike, clean, in_a_line, of_nodes, sentence, wrapped
+from ...module_utils.hca import driver as driver_facts
 from .._core import libraries
 from . import gpu_initiated
 
@@ -222,12 +223,11 @@ def _driver(driver):
     differing = [
         name
         for name, module in memory["modules"].items()
-        if module["srcversion"] != (disk["modules"].get(name) or {}).get("srcversion")
+        if driver_facts.compare(disk["modules"], {name: module})[0] is False
     ]
-    stacks = [f"{part['flavor'] or 'nothing'} {part['version'] or ''}".strip() for part in (memory, disk)]
     return (
-        f"Driver: {stacks[0]} is loaded, {stacks[1]} is on disk for this kernel ({', '.join(differing)} differ). "
-        "Next: reload the driver or reboot, with the node drained."
+        f"Driver: {driver_facts.stack(memory)} is loaded, {driver_facts.stack(disk)} is on disk for this kernel "
+        f"({', '.join(differing)} differ). Next: reload the driver or reboot, with the node drained."
     )
 
 

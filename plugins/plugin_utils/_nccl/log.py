@@ -10,7 +10,10 @@ from ...module_utils._core import text as core_text
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 
 _TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")
-_LINE = re.compile(r"^(?P<host>[^\s:]+):(?P<pid>\d+):\d+ \[\d+\] (?:\S+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)$")
+# From 2.26 on a warning begins with its time (NCCL_DEBUG_TIMESTAMP_LEVELS).
+_LINE = re.compile(
+    r"^(?:\[[^]]*\] )?(?P<host>[^\s:]+):(?P<pid>\d+):\d+ \[\d+\] (?:\S+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)$"
+)
 _VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
 _USING = re.compile(r"^NET/(IB\w*) : Using (.*)$")
 _DEVICE = re.compile(r"\[(\d+)\]([^\s/:]+):(\d+)/(IB|RoCE)")

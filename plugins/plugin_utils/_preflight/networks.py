@@ -577,7 +577,7 @@ def _takes_away(item: dict, by_host: dict, resources, nodes: list[dict]) -> str 
     of_rails = {pods.own_resource(rail["index"]) for node in nodes for rail in node["rails"] if rail["netdev"] in named}
     selected = of_rails if not nad_lint.dicts(resources) else set()
     for entry in nad_lint.dicts(resources):
-        if named & {*plugin_config.interfaces(entry), *(plugin_config.keys(entry).get("devices") or [])}:
+        if named & set(plugin_config.interfaces(entry)):
             selected.add(plugin_config.full_name(entry))
     if not selected:
         return None

@@ -3,6 +3,7 @@
 Pure. Levels, best first: ok, open (nothing failed, but something is unproven or pending), bad.
 """
 
+from collections import Counter
 from typing import Any
 
 from ...module_utils._core.text import count
@@ -40,10 +41,10 @@ def suspects(tests: list[dict]) -> dict[str, list[dict]]:
     Otherwise one slow port would incriminate each of its peers.
     """
     outliers = [test for test in tests if test["verdict"] == "outlier"]
-    ends = [(host, test["rail"]) for test in outliers for host in sorted({test["from"], test["to"]})]
+    ends = Counter((host, test["rail"]) for test in outliers for host in {test["from"], test["to"]})
     accused: dict[str, list[dict]] = {}
     for test in outliers:
-        seen = {host: ends.count((host, test["rail"])) for host in (test["from"], test["to"])}
+        seen = {host: ends[host, test["rail"]] for host in (test["from"], test["to"])}
         for host, number in seen.items():
             if number == max(seen.values()):
                 accused.setdefault(host, []).append(test)

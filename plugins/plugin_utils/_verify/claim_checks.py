@@ -19,21 +19,16 @@ def offered(host: dict, node: dict) -> list[dict]:
         if rail["index"] not in host.get("dra_rails", ()):
             continue
         published = by_rail.get(rail["index"])
-        obj, wanted = (
-            f"{rail['hca']} on {node['name']}",
-            f"published in a ResourceSlice, with class {class_of(rail['index'])}",
-        )
+        obj = f"{rail['hca']} on {node['name']}"
+        wanted = f"published in a ResourceSlice, with class {class_of(rail['index'])}"
         seen, good, step = "not published", False, _PLUGIN
         if published:
             number = core_text.count(published["devices"], "device")
             good = published["class"] is not None and not published["taints"]
             seen = f"{number}, class {published['class'] or 'missing'}"
             seen += f", taint {core_text.listing(published['taints'])}" if published["taints"] else ""
-            step = (
-                "see the port's check on the node"
-                if published["taints"]
-                else "run the role device_plugin with all nodes"
-            )
+            step = "run the role device_plugin with all nodes"
+            step = "see the port's check on the node" if published["taints"] else step
         checks.append(check(f"slice:{rail['hca']}", obj, good, wanted, seen, step))
     return checks
 
@@ -97,10 +92,8 @@ def _unallocated(pod: dict, state: dict | None, cluster: dict, unmet: dict) -> d
         unmet["seen"] = (
             f"no HCA at the root of a free GPU: {roots}; HCAs at {core_text.listing(sorted(map(str, ours)))}"
         )
-        unmet["next_step"] = (
-            "see the topology of the node (playbooks/discover.yml); if no HCA is at a GPU's root, leave "
-        )
-        unmet["next_step"] += "the constraint out or use resource.kubernetes.io/numaNode"
+        unmet["next_step"] = "see the topology of the node (playbooks/discover.yml); if no HCA is at a GPU's root, "
+        unmet["next_step"] += "leave the constraint out or use resource.kubernetes.io/numaNode"
     return unmet
 
 

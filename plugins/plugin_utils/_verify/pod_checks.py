@@ -626,6 +626,8 @@ def _selections(item: dict):
     if text.startswith("["):
         try:
             given = json.loads(text)
+            if not all(isinstance(selection, dict) for selection in given):
+                raise ValueError("a selection is no mapping")
         except ValueError as error:
             step = 'write it as [{"name": "rail0"}], or as rail0,rail1'
             obj = f"pod {item['namespace']}/{item['name']}"

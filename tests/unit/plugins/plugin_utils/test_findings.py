@@ -3,6 +3,7 @@
 And the texts of a pod that does not start: each, wrapped as users see it, leads to the component that said it.
 """
 
+import copy
 import re
 
 import pytest
@@ -465,6 +466,13 @@ def test_what_is_wrong_with_a_node_is_said_with_its_objects(facts_of, name, expe
     made = problems(node_of(facts_of(name), expected))
     assert [words in text for words, text in zip(said, made)] == [True] * len(made), made
     assert len(made) == len(said)
+
+
+def test_modules_without_a_srcversion_are_named_by_their_build_id(facts_of):
+    facts = copy.deepcopy(facts_of("doca-loaded-differs-from-disk"))
+    for module in (one for part in ("on_disk", "loaded") for one in facts["driver"][part]["modules"].values()):
+        module.update(build_id=module["srcversion"], srcversion=None)
+    assert "(mlx5_core, mlx5_ib, ib_core differ)" in problems(node_of(facts))[0]
 
 
 def test_the_widest_columns_are_cut_first_and_names_keep_their_beginning():

@@ -270,6 +270,7 @@ ABSENT = "absent on 4 of 4 connections (worker0, worker1); disabled for mlx5_0"
     (HEALTHY, {"minimum": 100}, ["nccl:bandwidth"], [], "92.49"),
     (CUT, {}, [], ["nccl:result", "nccl:bandwidth"], ""),
     (WARNED, {}, ["nccl:result"], ["nccl:bandwidth"], "ibv_modify_qp failed"),
+    (WARNED.replace("worker1:28", "[2026-05-05 06:16:47] worker1:28"), {}, ["nccl:result"], ["nccl:bandwidth"], "ibv_"),
 ])  # fmt: skip
 def test_a_fault_fails_its_check_and_no_other(text, options, failing, not_verified, seen):
     checks = judged(text, **options)

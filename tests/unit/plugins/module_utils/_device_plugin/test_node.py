@@ -85,16 +85,19 @@ def test_code_config_and_unit_are_put_in_place_and_read_back(folders):
     with open(f"{root}{planner.CODE}", "ab") as file:
         file.write(b"tampered")
     assert node.read(str(root))["code"] is None
+    foreign = root / CONFIG.replace(".json", ".json.orig").lstrip("/")
+    foreign.touch()
     removal = planner.plan(node.read(str(root)), {**wanted, "present": False})
     assert len(list(installer(root, staged, wanted).apply(removal.changes))) == 4
-    assert [path for path in root.rglob("*") if path.is_file()] == []
+    assert [path for path in root.rglob("*") if path.is_file()] == [foreign]
 
 
 def test_code_that_was_truncated_on_the_way_is_not_installed(folders):
     root, staged = folders
     (staged / "plugin.pyz").write_bytes(b"half")
-    made = planner.plan(node.read(str(root)), {**WANTED, "stamp": ""})
-    with pytest.raises(node.Refused, match="incomplete"):
+    beside = {**node.read(str(root)), "rivals": [OF_A_UNIT]}
+    made = planner.plan(beside, {**WANTED, "stamp": "", "migrate_allowed": True})
+    with pytest.raises(node.Refused, match="incomplete"):  # and the other plugin still serves
         list(installer(root, staged, WANTED).apply(made.changes))
     assert node.read(str(root))["code"] is None
 
@@ -349,6 +352,12 @@ SETTINGS = {"in_pods": False, "namespace": "gpufabric-rdma", "extended_resources
 
 def entry(name, api=None, **selectors):
     return {"resourceName": name, "rdmaHcaMax": 8, **({"api": api} if api else {}), **selectors}
+
+
+@pytest.mark.parametrize("given", [[{"ifNames": ["eth0"]}], "eth0", {"ifNames": "eth0"}, {"ifNames": [{}]}, {"a": 3}])
+def test_selectors_of_another_shape_are_left_to_check_config(given):
+    odd = entry("a", selectors=given, extraSelectors=given)
+    assert (config.interfaces(odd), set(config.matching(odd, FACTS)) <= {"mlx5_0", "mlx5_1", "mlx5_2"}) == ([], True)
 
 
 OTHER_CASE = {"resourcename": "b", "RESOURCEPREFIX": "x.io", "Api": "dra"}

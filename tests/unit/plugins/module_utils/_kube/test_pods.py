@@ -541,6 +541,7 @@ PENDING = running(ready=False, phase="Pending", reasons=["Unschedulable: Insuffi
     ({"namespace": "train"}, "network:rail0", "there is one in default"),
     ({"annotation": "rail7"}, "network:rail7", "no network of this name"),
     ({"annotation": "[{"}, "annotation", "Expecting"),
+    ({"annotation": '["rail0"]'}, "annotation", "mapping"),
     ({"security": {"privileged": True}}, "privileges", "privileged"),
     ({"pods": {"mine": PENDING}}, "running", "Insufficient"),
     ({"missing": 'pods "mine" not found'}, "exists", "not found"),
