@@ -31,11 +31,13 @@ _ADVICE = {
 
 
 class ApiProblem(Exception):
-    """A failed call; the text is for people. code: HTTP status, 0 without an answer."""
+    """A failed call; the text is for people. code: HTTP status, 0 without an answer. gone: the server has the type, and
+    no such object; a 404 also comes from one that lacks the type.
+    """
 
-    def __init__(self, text: str, code: int = 0):
+    def __init__(self, text: str, code: int = 0, gone: bool = False):
         super().__init__(text)
-        self.code = code
+        self.code, self.gone = code, gone
 
 
 class Api:
@@ -141,7 +143,8 @@ class Api:
         if code in (0, 401):
             self._stamp, self._checked = None, 0.0  # certificates and tokens rotate: read them again
         detail = str(error).strip().partition("\n")[0] or type(error).__name__
-        return ApiProblem(f"{what}: {detail}{_ADVICE.get(int(code), '')}", int(code))
+        named = getattr(getattr(status, "details", None), "name", None)
+        return ApiProblem(f"{what}: {detail}{_ADVICE.get(int(code), '')}", int(code), gone=code == 404 and bool(named))
 
 
 def _stamp(kubeconfig: str) -> Any:

@@ -86,7 +86,7 @@ class Preparer:
                 try:
                     why = claims.ended(await self._api.claim(record.key.namespace, record.key.name), record.key)
                 except ApiProblem as problem:
-                    if problem.code != 404:
+                    if not problem.gone:
                         raise
                     why = "it was deleted"
                 if why:
@@ -100,7 +100,7 @@ class Preparer:
         try:
             found = await self._api.claim(key.namespace, key.name)
         except ApiProblem as problem:
-            if problem.code == 404:
+            if problem.gone:
                 raise Refused(f"claim {key.text} does not exist any more") from None
             raise
         results = claims.results(found, key, self._api.node)

@@ -344,6 +344,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except Refusal as refusal:
             code = refusal.code
             status = {"status": "Failure", "code": code, "reason": refusal.reason, "message": str(refusal)}
+            # `KIND "NAME" not found`; of a type that it lacks a server says nothing there.
+            named = str(refusal).split('"')[1:2] if code == 404 else []
+            status["details"] = {"name": named[0]} if named else {}
             answer = {"kind": "Status", "apiVersion": "v1", "metadata": {}, **status}
         if code == 200 and query.get("watch") == "true":
             self.send_response(200)

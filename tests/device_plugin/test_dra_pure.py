@@ -269,7 +269,8 @@ def found(uid=KEY.uid, reserved=True, **more):
     (found(reserved=False), False),
     (found(reserved=False, deletionTimestamp="2026-11-26T00:00:00Z"), False),
     (found(uid="another"), False),
-    (ApiProblem("gone", 404), False),
+    (ApiProblem("gone", 404, gone=True), False),
+    (ApiProblem("no such type", 404), True),
     (ApiProblem("no answer"), True),
     (ApiProblem("forbidden", 403), True),
 ])  # fmt: skip

@@ -242,7 +242,8 @@ def _join_bond(tree: Tree, network: Network, hca: dict[str, Any], free: list[str
             joined += members
             # The one RDMA device has ports for the representors of both functions.
             hca["representors"] += [name for name in names if network.representor(name)]
-    port = hca["ports"][0]["number"] if len(hca["ports"]) == 1 or hca["representors"] else None
+    ports = hca["ports"] if hca["representors"] or len(hca["ports"]) == 1 else []
+    port = ports[0]["number"] if ports else None
     hca["netdevs"] += [{**netdev, "port": port} for netdev in joined if netdev]
     whole = network.netdev(bond)
     if whole and network.aggregates(whole, hca["netdevs"]):

@@ -96,7 +96,8 @@ def main_pid(tree: Tree, unit: str, settings: dict[str, list[str]]) -> Optional[
         return int(named)
     starts = [value for value in settings.get("ExecStart", []) if value]
     # k3s re-executes itself as `k3s-server`; /proc/<pid>/comm holds 15 characters.
-    program = starts[-1].lstrip("-+!@:|").split()[0].rpartition("/")[2][:15] if starts else ""
+    words = starts[-1].lstrip("-+!@:|").split() if starts else []
+    program = words[0].rpartition("/")[2][:15] if words else ""
     best: Optional[tuple[bool, int, int]] = None
     for pid in pids:
         parent, started = _parent_and_start(tree, pid)
