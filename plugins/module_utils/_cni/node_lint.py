@@ -390,8 +390,8 @@ def _daemon_config(item: dict):
         return
     name = f"ConfigMap {item['metadata'].get('namespace', 'default')}/{item['metadata']['name']}"
     try:
-        config = json.loads(text)
-    except ValueError as error:
+        config = dict(json.loads(text))
+    except (TypeError, ValueError) as error:
         yield Finding(name, "a JSON object", f"{error}", _RUN_ROLE, "daemon-config-invalid")
         return
     if config.get("multusConfigFile") == "auto" and not config.get("multusMasterCNI"):
