@@ -264,7 +264,6 @@ def main() -> None:
 
 def asked(module: AnsibleModule, tree: Tree, facts: dict | None, loaded: set) -> dict:
     """What is read besides the facts. loaded: the RDMA modules that were loaded before these were gathered."""
-    # Without a program, or with one that cannot run, a node can be read all the same.
     run = functools.partial(module.run_command, handle_exceptions=False)
     params, state = module.params, {"hostname": hostname(tree), "plugin_config": tree.read(CONFIG)}
     state["system_uuid"] = system_uuid(tree)

@@ -11,6 +11,7 @@ import os
 import pathlib
 import threading
 import zipfile
+from unittest import mock
 
 import pytest
 import yaml
@@ -195,9 +196,7 @@ def test_what_a_registry_answers_under_another_digest_is_not_used(fill, mirror, 
 
 @pytest.mark.parametrize("get", [download.fetch, download.extract])
 def test_an_answer_that_breaks_off_is_refused(tmp_path, get):
-    def opener(*_address, **_more):
-        raise http.client.IncompleteRead(b"")
-
+    opener = mock.Mock(side_effect=http.client.IncompleteRead(b""))
     row = dict.fromkeys(("path", "url", "reference", "digest", "architecture", "sha256"), "a")
     with pytest.raises(Refused):
         get(str(tmp_path), row, {}, opener)
