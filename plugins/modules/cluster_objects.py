@@ -315,7 +315,7 @@ class Cluster:
             state["predicted"].update(planner.by_key(asked, parse_items(out)))
 
     def _dry_run(self, objects: list, force: bool) -> tuple[int, str, str]:
-        return self._kubectl.apply(objects, "--output=json", "--dry-run=server", *_forced(force))
+        return self._kubectl.apply(objects, "--output=json", "--dry-run=server", *["--force-conflicts"] * force)
 
     def _owned(self, parts: list) -> list:
         types = dict.fromkeys([*PRUNE_TYPES, *(name for part in parts for name in part["prune_types"])])
@@ -332,7 +332,7 @@ class Cluster:
                 some = [item for item in stage if (planner.Key.of(item) in overridden) is force]
                 if not some:
                     continue
-                code, _out, error = self._kubectl.apply(some, "--output=json", *_forced(force))
+                code, _out, error = self._kubectl.apply(some, "--output=json", *["--force-conflicts"] * force)
                 if code:
                     raise KubectlError(f"applying {', '.join(sorted(names))}", error, _STAYS)
             yield from (change for change in changes if change.object in names and change.action != "prune")
@@ -363,10 +363,6 @@ class Cluster:
                 {"resource": item["resource"], "until": item["until"], "seconds": round(time.monotonic() - start, 1)}
             )
         return done
-
-
-def _forced(force: bool) -> list[str]:
-    return ["--force-conflicts"] if force else []
 
 
 def _identity(text: str) -> dict:

@@ -188,6 +188,8 @@ probe:
   type: dict
 """
 
+import functools
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import kernel_out_of_reach, reported, warn
@@ -262,15 +264,16 @@ def main() -> None:
 
 def asked(module: AnsibleModule, tree: Tree, facts: dict | None, loaded: set) -> dict:
     """What is read besides the facts. loaded: the RDMA modules that were loaded before these were gathered."""
+    run = functools.partial(module.run_command, handle_exceptions=False)
     params, state = module.params, {"hostname": hostname(tree), "plugin_config": tree.read(CONFIG)}
     state["system_uuid"] = system_uuid(tree)
     if params["k3s"] is not None:
-        state["k3s"] = k3s.state(module.run_command, params["root"], **params["k3s"])
+        state["k3s"] = k3s.state(run, params["root"], **params["k3s"])
     if params["networks"] is not None:
         networks = network_info(tree, params["networks"]["directory"])
         state["networks"] = {"tools": containerd.tools(tree), **networks}
     if params["firewall"]:
-        state["firewall"] = firewall.info(tree, module.run_command)
+        state["firewall"] = firewall.info(tree, run)
     if params["runtime"]:
         source, texts = containerd.read(tree)
         state["runtime"] = {"source": source, "cdi": containerd.cdi(texts)}
@@ -278,9 +281,9 @@ def asked(module: AnsibleModule, tree: Tree, facts: dict | None, loaded: set) ->
         state["reboot"] = boot.gate(tree, membership(tree))
         warn(module, state["reboot"]["not_verified"])
     if params["firmware"] and facts and not kernel_out_of_reach(facts, params["root"]):
-        state["firmware"] = firmware.read(tree, module.run_command, facts, params["firmware"])
+        state["firmware"] = firmware.read(tree, run, facts, params["firmware"])
     if params["settled"] is not None:
-        state["settled"] = settled(params["settled"], params["root"], module.run_command)
+        state["settled"] = settled(params["settled"], params["root"], run)
     if params["probe"] is not None:
         asks, root = params["probe"], params["root"]
         state["probe"] = {

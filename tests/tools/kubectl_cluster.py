@@ -651,7 +651,7 @@ def make(path, master="eth2", resource="rdma/rail0") -> Cluster:
     served = {"k8s.v1.cni.cncf.io/resourceName": resource}
     cluster.add(
         *(
-            ready_node(f"node{number}", f"10.0.0.{number}", f"10.42.{number - 1}.0/24", {"cpu": "2", resource: "100"})
+            ready_node(f"node{number}", f"10.0.0.{number}", f"10.42.{number - 1}.0/24", {"cpu": "2", resource: "1k"})
             for number in (1, 2)
         ),
         attachment("rail0", "default", config, served),

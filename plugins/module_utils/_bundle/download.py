@@ -8,6 +8,7 @@ import json
 import os
 import re
 import tarfile
+from http.client import HTTPException
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 
@@ -17,6 +18,7 @@ from .._core.change import Refused
 from .._core.files import replacing, write
 
 SECONDS = 60
+_BROKEN = (URLError, OSError, HTTPException)
 MANIFESTS = (
     "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json, "
     "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
@@ -40,7 +42,7 @@ def fetch(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
             for block in iter(lambda: response.read(1 << 20), b""):
                 digest.update(block)
                 stream.write(block)
-        except (URLError, OSError) as error:
+        except _BROKEN as error:
             raise Refused.because(
                 row["path"],
                 f"the file at {address}",
@@ -75,7 +77,7 @@ def extract(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
                         write(os.path.join(folder, row["path"]), files.extractfile(member).read())
                         return
         seen = f"no file {row['program']} in it"
-    except (URLError, OSError, ValueError, LookupError, TypeError, AttributeError, tarfile.TarError) as error:
+    except (*_BROKEN, ValueError, LookupError, TypeError, AttributeError, tarfile.TarError) as error:
         seen = f"{base}: {type(error).__name__}: {error}"
     wanted = f"image {row['reference']} with digest {row['digest']} for {row['architecture']}"
     step = "let the machine reach the registry, or set a mirror in bundle_mirrors"
@@ -93,8 +95,8 @@ def _answer(base: str, digest: str, headers: dict, opener) -> bytes:
         if error.code != 401 or "Authorization" in headers or "realm" not in challenge:
             raise
         scope = urlencode({key: challenge[key] for key in ("service", "scope") if key in challenge})
-        token = json.load(opener(f"{challenge['realm']}?{scope}", **more))["token"]
-        headers["Authorization"] = f"Bearer {token}"
+        given = json.load(opener(f"{challenge['realm']}?{scope}", **more))
+        headers["Authorization"] = f"Bearer {given.get('token') or given['access_token']}"
         response = opener(address, headers=headers, unredirected_headers=["Authorization"], **more)
     content = response.read()
     seen = f"sha256:{hashlib.sha256(content).hexdigest()}"

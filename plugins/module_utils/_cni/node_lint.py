@@ -352,7 +352,7 @@ def _daemon(item: dict, kind: str, container: dict, bin_dir: str):
     if "multus" not in image + command:
         return
     memory = ((container.get("resources") or {}).get("limits") or {}).get("memory")
-    if memory and _bytes(memory) < 512 << 20:
+    if memory and quantity(memory) < 512 << 20:
         seen = f"{memory}: it is killed when many pods start at once, typically after a reboot"
         step = "remove the limit; the plugins it starts count too"
         yield Finding(name, "no memory limit, or 512Mi and more", seen, step, "multus-memory-limit")
@@ -375,8 +375,8 @@ def _overwrites(command: str) -> bool:
     return bool(copies) and not re.search(r"\bmv\b[^;&|]*\bmultus-shim\b", command)
 
 
-def _bytes(quantity) -> int:
-    matched = re.fullmatch(r"(\d+)(?:([kMGT])|([KMGT])i)?", str(quantity))
+def quantity(text) -> int:
+    matched = re.fullmatch(r"(\d+)(?:([kMGT])|([KMGT])i)?", str(text))
     if not matched:
         return 0
     number, decimal, binary = matched.groups()
@@ -390,8 +390,8 @@ def _daemon_config(item: dict):
         return
     name = f"ConfigMap {item['metadata'].get('namespace', 'default')}/{item['metadata']['name']}"
     try:
-        config = json.loads(text)
-    except ValueError as error:
+        config = dict(json.loads(text))
+    except (TypeError, ValueError) as error:
         yield Finding(name, "a JSON object", f"{error}", _RUN_ROLE, "daemon-config-invalid")
         return
     if config.get("multusConfigFile") == "auto" and not config.get("multusMasterCNI"):

@@ -250,7 +250,10 @@ def version(tree: Tree, run: Callable) -> str | None:
         return None
     if not tree.live:
         return tree.read(f"{k3s.BINARY}.version")
-    code, out, _error = run([k3s.BINARY, "--version"])
+    try:
+        code, out, _error = run([k3s.BINARY, "--version"])
+    except OSError:  # not executable, of another processor or cut short: the bundle's replaces it
+        return None
     words = out.split()
     return words[2] if code == 0 and len(words) > 2 else None
 

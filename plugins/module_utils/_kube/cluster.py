@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from .._cni import nad_lint
+from .._cni import nad_lint, node_lint
 from . import dra
 from .kubectl import Kubectl, KubectlError
 
@@ -91,8 +91,8 @@ def node(item: dict) -> dict:
     ready = next((condition for condition in status.get("conditions") or [] if condition["type"] == "Ready"), {})
 
     def resources(values):
-        # Extended resources have a domain; hugepages have none.
-        return {name: int(value) for name, value in (values or {}).items() if "/" in name and str(value).isdigit()}
+        # Extended resources have a domain; hugepages have none. The API server writes 1000 as 1k.
+        return {name: node_lint.quantity(value) for name, value in (values or {}).items() if "/" in name}
 
     return {
         "name": item["metadata"]["name"],

@@ -151,11 +151,13 @@ def _etcd(nodes: list[dict], etcd: Optional[dict]) -> list[Finding]:
         return [Finding(obj, wanted, etcd["error"], "see journalctl -u k3s on the server and run again")]
     # etcd before 3.6 does not list its members: then the nodes count.
     count = max(len(etcd["known"]), sum(_ETCD in (node["metadata"].get("labels") or {}) for node in nodes))
+    # The one that answered is a member too; before 3.6 it says so only if it has peers.
+    active = max(1, len(etcd["active"]))
     away = sorted(set(etcd["known"]) - set(etcd["active"]))
     seen = [] if etcd["leader"] else ["no leader"]
-    if len(etcd["active"]) < count:
+    if active < count:
         named = f", without {', '.join(away)}" if away else ""
-        seen.append(f"{len(etcd['active'])} of {count} members{named}")
+        seen.append(f"{active} of {count} members{named}")
     return [Finding(obj, wanted, " and ".join(seen), _BACK)] if seen else []
 
 

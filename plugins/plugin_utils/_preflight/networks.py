@@ -130,14 +130,15 @@ def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[Findin
         step = "give a network such as 10.56.0.0/16"
         return {}, [Finding("networks_rails_supernet", "a network", repr(supernet), step, "networks:supernet")]
     found, findings, network = {}, [], network.cidr
+    bits = 32 if network.version == 4 else 128
+    there = 2 ** (prefix - network.prefixlen) if network.prefixlen <= prefix <= bits else 0
     for index in indices:
-        if prefix < network.prefixlen or index >= 2 ** (prefix - network.prefixlen):
-            there = 0 if prefix < network.prefixlen else 2 ** (prefix - network.prefixlen)
-            step = "use a larger networks_rails_supernet or a longer networks_rails_prefix"
+        if index >= there:
+            step = f"use a larger networks_rails_supernet or another networks_rails_prefix, up to {bits}"
             seen = f"{supernet} holds {core_text.count(there, 'network')} of /{prefix}"
             findings.append(Finding(f"rail {index}", "a separate subnet", seen, step, "networks:supernet"))
             break
-        first = network.first + index * 2 ** ((32 if network.version == 4 else 128) - prefix)
+        first = network.first + index * 2 ** (bits - prefix)
         found[index] = f"{netaddr.IPAddress(first, network.version)}/{prefix}"
     return found, findings
 

@@ -4,16 +4,20 @@ import contextlib
 import functools
 import gzip
 import hashlib
+import http.client
 import http.server
 import json
 import os
 import pathlib
 import threading
 import zipfile
+from unittest import mock
 
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import download
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.modules import bundle
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 from ansible_collections.gpufabric.rdma.tests.tools import running
@@ -39,6 +43,8 @@ def sha256(data: bytes) -> str:
 class Quiet(http.server.SimpleHTTPRequestHandler):
     """Files of a folder; those of its registry need the anonymous token."""
 
+    field = "token"
+
     def log_message(self, *_arguments):
         pass
 
@@ -51,7 +57,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         elif self.path == "/token?service=here&scope=repository%3Ax%3Apull":
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b'{"token": "given"}')
+            self.wfile.write(json.dumps({self.field: "given"}).encode())
         else:
             super().do_GET()
 
@@ -159,7 +165,9 @@ def test_a_damaged_file_and_an_image_with_another_digest_are_fetched_again(fill)
 PROGRAM = {"names": ["k3s", "flannel"], "programs": {"flannel": "opt/flannel"}}
 
 
-def test_a_program_of_an_image_is_read_from_the_registry_by_digest_without_skopeo(fill, mirror):
+@pytest.mark.parametrize("field", ["token", "access_token"])
+def test_a_program_of_an_image_is_read_from_the_registry_by_digest_without_skopeo(fill, mirror, monkeypatch, field):
+    monkeypatch.setattr(Quiet, "field", field)
     folder, address = mirror
     digest = push(folder, "f/flannel", "opt/flannel", b"program")
     given = {**PROGRAM, "lock": lock(digest=digest), "mirrors": {"https://example.org": address, "ghcr.io": address}}
@@ -184,6 +192,14 @@ def test_what_a_registry_answers_under_another_digest_is_not_used(fill, mirror, 
     refused = fill(lock=lock(digest=digest), **{**PROGRAM, "names": ["flannel"]}, mirrors={"ghcr.io": address})
     assert (refused["failed"], "something alters it" in refused["msg"]) == (True, True)
     assert [path for path in fill.folder.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("get", [download.fetch, download.extract])
+def test_an_answer_that_breaks_off_is_refused(tmp_path, get):
+    opener = mock.Mock(side_effect=http.client.IncompleteRead(b""))
+    row = dict.fromkeys(("path", "url", "reference", "digest", "architecture", "sha256"), "a")
+    with pytest.raises(Refused):
+        get(str(tmp_path), row, {}, opener)
 
 
 def test_without_skopeo_nothing_is_downloaded_for_a_folder_with_images(fill):

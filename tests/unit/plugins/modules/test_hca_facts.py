@@ -1,6 +1,7 @@
 """The modules that read a node and test its fabric: hca_facts, node_facts, fabric_tests."""
 
 import json
+import pathlib
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
@@ -109,6 +110,11 @@ def test_in_one_call_it_says_all_that_is_asked(machine):
     assert list(found["networks"]["files"]) == ["gpufabric-rdma-rail0.conf"]
     assert found["firewall"]["bound"].keys() >= {"tcp", "udp"}
     assert found["runtime"] == {"source": None, "cdi": None}
+
+
+def test_a_node_without_iptables_is_read(script):
+    folder = pathlib.Path(script("tools/systemctl", "exit 1")).parent
+    assert running.module(node_facts, path=str(folder), facts=False, k3s={})["k3s"]["iptables"] is None
 
 
 def test_what_is_not_asked_is_not_read(machine):

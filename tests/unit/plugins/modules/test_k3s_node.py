@@ -86,6 +86,11 @@ def test_of_a_start_that_is_not_ours_what_was_written_later_counts(invocation, k
     assert k3s_state.younger({"early": 99, "late": 101, "away": None}, running, known) == late
 
 
+def test_a_program_that_cannot_run_has_no_version(monkeypatch, script):
+    monkeypatch.setattr(k3s, "BINARY", script("k3s", "#!/no/such/shell"))
+    assert k3s_state.version(Tree("/"), lambda argv: subprocess.run(argv, check=False)) is None
+
+
 def test_facts_of_a_tree_carry_no_content(root, put):
     put(k3s.CONFIG, "token: planted-secret\n")
     put("etc/kubernetes/kubelet.conf")

@@ -264,6 +264,7 @@ def test_two_attachments_of_one_name_are_refused_and_one_is_in_each_namespace(pl
     ("fd00:56::/48", 64, [1], {1: "fd00:56:0:1::/64"}, 0),
     ("10.56.0.0/30", 31, [0, 1, 2], {0: "10.56.0.0/31", 1: "10.56.0.2/31"}, 1),
     ("10.56.0.0/24", 16, [0], {}, 1),
+    ("10.56.0.0/16", 64, [0, 1], {}, 1),
     ("ten", 24, [0], {}, 1),
 ])  # fmt: skip
 def test_subnets_of_rails(supernet, prefix, indices, subnets, findings):

@@ -237,6 +237,7 @@ OBJECT_ROWS = {
     "M8": (lambda items: daemon_set(items)["initContainers"][0].update(command=COPY), "shim-overwritten"),
     "M9": (container(volumeMounts=ELSEWHERE), "bin-dir-mounted-elsewhere"),
     "text": (lambda items: daemon_config(items).update({"daemon-config.json": "{"}), "daemon-config-invalid"),
+    "no object": (lambda items: daemon_config(items).update({"daemon-config.json": "7"}), "daemon-config-invalid"),
     "none": (lambda items: items.extend(objects("flannel")), None),
 }
 

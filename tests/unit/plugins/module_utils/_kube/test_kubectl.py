@@ -106,6 +106,7 @@ def seen(*args, **options):
     (NODES, {**WHOLE, "leader": False}, [("etcd of the cluster", "no leader")]),
     # An etcd that does not list its members: the nodes count.
     (NODES, {"known": {"a"}, "active": {"a", "b"}, "leader": True}, [("etcd of the cluster", "2 of 3 members")]),
+    (NODES[:1], {"known": [], "active": [], "leader": True}, []),
     (NODES, {"error": "refused"}, [("etcd of the cluster", "refused")]),
 ])  # fmt: skip
 def test_what_is_away_is_named(nodes, etcd, said):
