@@ -173,4 +173,8 @@ def _capacity(device: Device) -> dict[str, Any]:
 
 def quantity(number: int) -> str:
     """As the API server returns it, with the largest suffix: other text would count as a change by others."""
-    return str(number) if not number or number % 1000 else f"{number // 1000}k"
+    for suffix in ("", *"kMGTP"):
+        if not number or number % 1000:
+            break
+        number //= 1000
+    return f"{number}{suffix}"

@@ -76,14 +76,16 @@ class Api:
     async def watch(self, version: str, seconds: int) -> AsyncGenerator[tuple[str, slices.Slice], None]:
         """(type, slice) of each change after a resource version; ends only with an error."""
         client = await self._open()
+        changes = client.watch(
+            self._kinds["slice"], fields=self._fields, server_timeout=seconds, resource_version=version
+        )
         try:
-            changes = client.watch(
-                self._kinds["slice"], fields=self._fields, server_timeout=seconds, resource_version=version
-            )
             async for kind, found in changes:
                 yield kind, dict(found)
         except Exception as error:
             raise self._problem(error, "watch resourceslices") from error
+        finally:
+            await changes.aclose()  # else its connection stays open until the garbage is collected
 
     async def write(self, step: slices.Step, dry_run: bool = False) -> slices.Slice:
         """Carry out a step; returns the API server's object. Empty for a deletion, even of a slice already gone."""

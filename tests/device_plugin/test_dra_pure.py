@@ -74,7 +74,7 @@ def test_a_slice_of_another_pool_name_is_replaced_by_a_new_one(tmp_path):
 
 
 def test_a_quantity_has_the_api_servers_form():
-    assert [devices.quantity(number) for number in (0, 63, 1000, 1500, 150_000)] == ["0", "63", "1k", "1500", "150k"]
+    assert [devices.quantity(number) for number in (0, 63, 1000, 1500, 2 * 10**6)] == ["0", "63", "1k", "1500", "2M"]
 
 
 # Names.
