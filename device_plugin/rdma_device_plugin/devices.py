@@ -173,8 +173,7 @@ def _capacity(device: Device) -> dict[str, Any]:
 
 def quantity(number: int) -> str:
     """As the API server returns it, with the largest suffix: other text would count as a change by others."""
-    for suffix in ("", *"kMGTP"):
-        if not number or number % 1000:
-            break
-        number //= 1000
-    return f"{number}{suffix}"
+    power = 0
+    while number and not number % 1000:
+        number, power = number // 1000, power + 1
+    return f"{number}{('', *'kMGTPE')[power]}"
