@@ -31,9 +31,7 @@ _ADVICE = {
 
 
 class ApiProblem(Exception):
-    """A failed call; the text is for people. code: HTTP status, 0 without an answer. gone: the server has the type, and
-    no such object; a 404 also comes from one that lacks the type.
-    """
+    """A failed call; the text is for people. code: HTTP status, 0 without one. gone: only the object, not its type."""
 
     def __init__(self, text: str, code: int = 0, gone: bool = False):
         super().__init__(text)
