@@ -41,7 +41,7 @@ def suspects(tests: list[dict]) -> dict[str, list[dict]]:
     Otherwise one slow port would incriminate each of its peers.
     """
     outliers = [test for test in tests if test["verdict"] == "outlier"]
-    ends = Counter((host, test["rail"]) for test in outliers for host in {test["from"], test["to"]})
+    ends = Counter((host, test["rail"]) for test in outliers for host in sorted({test["from"], test["to"]}))
     accused: dict[str, list[dict]] = {}
     for test in outliers:
         seen = {host: ends[host, test["rail"]] for host in (test["from"], test["to"])}
