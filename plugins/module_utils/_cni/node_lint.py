@@ -10,7 +10,7 @@ import posixpath
 import re
 
 from .._core.change import Finding
-from .._core.text import json_object
+from .._core.text import json_object, quantity
 
 MULTUS_CONF = "00-multus.conf"
 SHIM = "multus-shim"
@@ -373,14 +373,6 @@ def _daemon(item: dict, kind: str, container: dict, bin_dir: str):
 def _overwrites(command: str) -> bool:
     copies = re.search(r"\bcp\b[^;&|]*\bmultus-shim\b[^;&|]*", command)
     return bool(copies) and not re.search(r"\bmv\b[^;&|]*\bmultus-shim\b", command)
-
-
-def quantity(text) -> int:
-    matched = re.fullmatch(r"(\d+)(?:([kMGT])|([KMGT])i)?", str(text))
-    if not matched:
-        return 0
-    number, decimal, binary = matched.groups()
-    return int(number) * (1000 ** "_kMGT".index(decimal or "_")) * (1024 ** "_KMGT".index(binary or "_"))
 
 
 def _daemon_config(item: dict):

@@ -149,6 +149,15 @@ def listing(items, most: int = 12) -> str:
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
+def quantity(text) -> int:
+    """A Kubernetes quantity such as 1k or 512Mi; 0 for other text."""
+    matched = re.fullmatch(r"(\d+)(?:([kMGT])|([KMGT])i)?", str(text))
+    if not matched:
+        return 0
+    number, decimal, binary = matched.groups()
+    return int(number) * (1000 ** "_kMGT".index(decimal or "_")) * (1024 ** "_KMGT".index(binary or "_"))
+
+
 def unreadable(error: OSError) -> str:
     """A module's message about a file of the node that it must read but cannot."""
     return f"{error.filename}: wanted a readable file, seen {error.strerror}. Next step: make it readable"

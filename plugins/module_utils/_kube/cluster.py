@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 
-from .._cni import nad_lint, node_lint
+from .._cni import nad_lint
+from .._core.text import quantity
 from . import dra
 from .kubectl import Kubectl, KubectlError
 
@@ -92,7 +93,7 @@ def node(item: dict) -> dict:
 
     def resources(values):
         # Extended resources have a domain; hugepages have none. The API server writes 1000 as 1k.
-        return {name: node_lint.quantity(value) for name, value in (values or {}).items() if "/" in name}
+        return {name: quantity(value) for name, value in (values or {}).items() if "/" in name}
 
     return {
         "name": item["metadata"]["name"],
