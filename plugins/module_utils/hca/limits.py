@@ -94,10 +94,9 @@ def main_pid(tree: Tree, unit: str, settings: dict[str, list[str]]) -> Optional[
     pids = _pids(tree, unit, (settings.get("Slice") or ["system.slice"])[-1])
     if named and named.isdecimal() and int(named) in pids:
         return int(named)
-    starts = [value for value in settings.get("ExecStart", []) if value]
+    starts = [value for value in settings.get("ExecStart", []) if value.strip("-+!@:| ")]
     # k3s re-executes itself as `k3s-server`; /proc/<pid>/comm holds 15 characters.
-    words = starts[-1].lstrip("-+!@:|").split() if starts else []
-    program = words[0].rpartition("/")[2][:15] if words else ""
+    program = starts[-1].lstrip("-+!@:|").split()[0].rpartition("/")[2][:15] if starts else ""
     best: Optional[tuple[bool, int, int]] = None
     for pid in pids:
         parent, started = _parent_and_start(tree, pid)
