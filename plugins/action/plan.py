@@ -7,6 +7,7 @@ import time
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.module_utils.common.validation import check_type_dict
 from ansible.module_utils.common.yaml import yaml_load
+from ansible.module_utils.parsing.convert_bool import BOOLEANS_FALSE
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, as_dict, at
@@ -97,7 +98,7 @@ class ActionModule(ActionBase):
         checked = {name: typed[name] for name in own}
         wrong += host.values(checked, own)
         wrong += host.unknown(task_vars, specs, by_role, typed["discovery_known_variables"])
-        if plan.HOST_LAYER in roles and str(task_vars.get("cluster", "")).lower() in ("false", "no"):
+        if plan.HOST_LAYER in roles and str(self._templar.template(task_vars.get("cluster"))).lower() in BOOLEANS_FALSE:
             wrong += host.without_cluster(task_vars, variables.of_cluster())
         typed.update(checked)
         if typed["k3s_bundle_dir"] is None and {"k3s", "cni_plugins"} & set(roles):

@@ -102,8 +102,8 @@ def test_a_run_writes_what_check_mode_announced_and_its_page_and_a_second_run_no
     assert (code, second.count("changed=0"), page.exists(), "report would be" in second) == (0, 2, False, False), second
 
 
-def test_a_second_run_on_one_node_is_short(play, node):
-    hosts = {"node1": node("h100-8x-cx7-ib", limits_services=["k3s"])}
+def test_a_second_run_on_one_node_is_short(play, node, tmp_path):
+    hosts = {"node1": node("h100-8x-cx7-ib", limits_services=["k3s"], cluster=False, k3s_bundle_dir=str(tmp_path))}
     code, first = play("host", hosts)
     assert code == 0, first
     for playbook, words, most in (("site", (), 122), ("verify", (), 75), ("drift", ("--check",), 60)):
@@ -202,17 +202,19 @@ def test_a_controller_without_netaddr_is_refused_before_any_node_is_called(tmp_p
 
 
 @pytest.mark.parametrize(("said", "answer"), [
-    ({}, "site:cluster"),
-    ({"cluster": "no"}, "what says so: host, cluster: false"),
-    ({"k3s_bundle_dir": "/srv/bundle"}, "what says so: host and cluster, k3s_bundle_dir"),
-    ({"cluster": False, "k3s_bundle_dir": "/srv/bundle"}, "what says so: host, cluster: false"),
+    ([{}], "site:cluster"),
+    ([{"cluster": "maybe"}], "site:cluster-differs"),
+    ([{"cluster": True}, {"cluster": 0}], "site:cluster-differs"),
+    ([{"cluster": "no"}, {}], "what says so: host, cluster: false"),
+    ([{"k3s_bundle_dir": "/srv/bundle"}], "what says so: host and cluster, k3s_bundle_dir"),
+    ([{"cluster": "off", "k3s_bundle_dir": "/srv/bundle"}], "what says so: host, cluster: false"),
 ])  # fmt: skip
 def test_site_says_which_layers_it_runs_or_asks_before_any_node_is_called(tmp_path, said, answer):
-    node = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9, **said}
-    inventory = {"gpu_nodes": {"hosts": {"a": node}}}
+    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9}
+    inventory = {"gpu_nodes": {"hosts": {f"node{number}": {**away, **each} for number, each in enumerate(said)}}}
     _code, output = running.play(tmp_path, "gpufabric.rdma.site", inventory=inventory, ANSIBLE_SSH_TIMEOUT="2")
     assert answer in " ".join(output.split())
-    assert ("Gather facts of the node" in output) is (answer != "site:cluster")
+    assert ("Gather facts of the node" in output) is not answer.startswith("site:")
 
 
 def test_a_controller_with_an_older_ansible_core_is_refused():
