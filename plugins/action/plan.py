@@ -236,10 +236,8 @@ class ActionModule(ActionBase):
         return {"downloads": downloads, "fetch": fetch}
 
     def _members(self, task_vars):
-        """(nodes, servers) of the inventory, also outside this run; without a group the first node is the server."""
-        groups = task_vars["groups"]
-        group = groups.get(self._templar.template(task_vars.get("discovery_hosts") or "gpu_nodes")) or groups["all"]
-        return group, groups.get("k3s_servers", group[:1])
+        """(nodes, servers) of the inventory, also outside this run; as the role common has them."""
+        return tuple(self._templar.template(task_vars[f"__common_{name}"]) for name in ("nodes", "servers"))
 
     def _server(self, name, task_vars):
         """(ansible_host, k3s_node_ip) of a server, in this run or not."""

@@ -80,6 +80,7 @@ class Site:
     def write(self, **hosts):
         changed = {name: {**variables, **hosts.get(name, {})} for name, variables in self.hosts.items()}
         groups = {"gpu_nodes": {"hosts": changed, "vars": self.variables}, "k3s_servers": {"hosts": {"node1": {}}}}
+        groups["others"] = {"hosts": {"bastion": {}}}
         (self.folder / "hosts.json").write_text(json.dumps(groups))
 
     def objects(self) -> set:
@@ -408,7 +409,8 @@ class Layers(Cluster):
 
     def run(self, **environment):
         # As for an installed collection: the playbooks set pipelining.
-        code, output = self.play("-i", "hosts.json", "layers.yml", ANSIBLE_PIPELINING="0", **environment)
+        nodes = f"discovery_hosts={':'.join(self.nodes)}"
+        code, output = self.play("-i", "hosts.json", "layers.yml", "-e", nodes, ANSIBLE_PIPELINING="0", **environment)
         assert code == 0, output
 
     def reasons(self):
