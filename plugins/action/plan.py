@@ -10,7 +10,7 @@ from ansible.module_utils.common.yaml import yaml_load
 from ansible.module_utils.parsing.convert_bool import BOOLEANS_FALSE
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, as_dict, at
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Refused, as_dict, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as wheels_of
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import PLUGIN
@@ -146,6 +146,10 @@ class ActionModule(ActionBase):
         return {"changed": False, "settled": not left, "reasons": left}
 
     def _plan(self, args, task_vars):
+        strategy = self._task.get_play().strategy.rpartition(".")[2]
+        if strategy in ("free", "host_pinned"):
+            wanted, step = "linear: one plan, made of all nodes", "run again with ANSIBLE_STRATEGY=linear"
+            raise Refused([Finding("strategy of the play", wanted, strategy, step, "controller:strategy")])
         nodes = _read_of(task_vars, args["hosts"], args["read_since"])
         run = self._run_of(args, nodes, task_vars)
         planned = plan.plan(nodes, run)

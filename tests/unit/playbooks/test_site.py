@@ -13,11 +13,11 @@ from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 def play(tmp_path):
     """play(playbook, hosts, *arguments): exit code and output; hosts are {name: variables}."""
 
-    def run(playbook, hosts, *arguments):
+    def run(playbook, hosts, *arguments, **environment):
         said = {} if any("k3s_bundle_dir" in variables for variables in hosts.values()) else {"cluster": False}
         nodes = {name: running.local(**said, **variables) for name, variables in hosts.items()}
         words, inventory = (f"gpufabric.rdma.{playbook}", *arguments), {"gpu_nodes": {"hosts": nodes}}
-        own = {"ANSIBLE_SSH_TIMEOUT": "3", "PWD": str(tmp_path)}
+        own = {"ANSIBLE_SSH_TIMEOUT": "3", "PWD": str(tmp_path), **environment}
         code, output = running.play(tmp_path, *words, inventory=inventory, **own)
         assert "Traceback" not in output
         return code, output
@@ -78,6 +78,13 @@ def test_all_problems_of_all_layers_and_hosts_come_in_one_list_before_anything_c
         assert files(hosts) == before
     assert "nothing0" in listed
     assert output.count("k3s_service_cidr") == listed.count("k3s_service_cidr") > 0, "one list, not two"
+
+
+def test_a_strategy_without_a_common_plan_is_refused(play, node):
+    hosts = {f"node{number}": node("h100-8x-cx7-ib", number) for number in (1, 2)}
+    before = files(hosts)
+    code, output = play("host", hosts, ANSIBLE_STRATEGY="free")
+    assert (code, files(hosts), output.count("controller:strategy")) == (2, before, 2), output
 
 
 def test_a_run_writes_what_check_mode_announced_and_its_page_and_a_second_run_nothing(play, node, tmp_path):
