@@ -9,6 +9,7 @@ from ansible.module_utils.common.validation import check_type_dict
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.module_utils.parsing.convert_bool import BOOLEANS_FALSE
 from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import lookup_loader
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Refused, as_dict, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
@@ -240,8 +241,14 @@ class ActionModule(ActionBase):
         return {"downloads": downloads, "fetch": fetch}
 
     def _members(self, task_vars):
-        """(nodes, servers) of the inventory, also outside this run; as the role common has them."""
-        return tuple(self._templar.template(task_vars[f"__common_{name}"]) for name in ("nodes", "servers"))
+        """(nodes, servers) of the inventory, also outside this run; as the variables of the role common."""
+        groups, named = task_vars["groups"], self._templar.template(task_vars.get("discovery_hosts"))
+        group = groups.get(named or "gpu_nodes")
+        if not group and named:
+            pattern = lookup_loader.get("ansible.builtin.inventory_hostnames", loader=self._loader)
+            group = pattern.run([named], variables=task_vars)
+        group = group or groups["all"]
+        return group, groups.get("k3s_servers", group[:1])
 
     def _server(self, name, task_vars):
         """(ansible_host, k3s_node_ip) of a server, in this run or not."""
