@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import yaml
+from ansible.parsing.vault import is_encrypted
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Refused, at
@@ -88,7 +89,7 @@ def _place(group_vars: pathlib.Path, group: str) -> pathlib.Path:
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     """Files that a group may have instead of this folder."""
-    return [folder.with_name(f"{folder.name}{end}") for end in (".yml", ".yaml")]
+    return [folder.with_name(f"{folder.name}{end}") for end in ("", ".yml", ".yaml", ".json")]
 
 
 def _shared(path: pathlib.Path) -> bool:
@@ -104,7 +105,12 @@ def _twice(path: pathlib.Path, variables: dict) -> list[Finding]:
         return [Finding(f"policy_dest {path}", f"a path that leaves {hidden[0]} in effect", "its folder", step)]
     if not _shared(path):
         return []
-    own = re.sub(rf"^# BEGIN {MARK}$.*?^# END {MARK}$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json" or is_encrypted(text):
+        seen = "JSON" if path.suffix == ".json" else "encrypted by ansible-vault"
+        step = f"cd {path.parent} && mkdir {path.stem} && mv {path.name} {path.stem}/, then import again"
+        return [Finding(f"file {path}", "YAML that a block can be added to", seen, step)]
+    own = re.sub(rf"^# BEGIN {MARK}$.*?^# END {MARK}$", "", text, flags=re.M | re.S)
     return [
         Finding(f"variable {name}", "set in one place", f"{path} sets it too", "remove it there and import again")
         for name in variables

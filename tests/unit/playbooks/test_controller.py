@@ -100,13 +100,14 @@ def test_a_policy_becomes_a_file_of_variables_and_is_explained(play, tmp_path):
 def test_an_import_leaves_the_groups_own_file_in_effect_and_stands_beside_the_inventory(play, tmp_path):
     """A folder group_vars/gpu_nodes hides the file group_vars/gpu_nodes.yml with all its content."""
     own, inventory = tmp_path / "site/group_vars/gpu_nodes.yml", "site/hosts.yml"
-    own.parent.mkdir(parents=True)
+    own.parent.mkdir(parents=True, mode=0o700)
     (tmp_path / inventory).write_text("gpu_nodes:\n  hosts: {a: }\n")
     own.write_text("---\n# mine\ndiscovery_expected_hcas: 8\n")
     words = ["-i", inventory, "gpufabric.rdma.import_policy", "-e", GUIDE]
     for changed in (1, 0):
         code, output = running.play(tmp_path, *words)
         assert (code, str(own) in output, f"changed={changed}" in output) == (0, True, True), output
+    assert own.parent.stat().st_mode & 0o777 == 0o700
     assert {"discovery_expected_hcas", "networks_components"} <= set(yaml.safe_load(own.read_text()))
     assert not (own.parent / "gpu_nodes").exists()
     for more, said in (
@@ -116,7 +117,9 @@ def test_an_import_leaves_the_groups_own_file_in_effect_and_stands_beside_the_in
         code, output = running.play(tmp_path, *words, *more)
         assert (code != 0, said in output) == (True, True), output
         own.write_text("networks_components: []\n")
-    assert own.read_text() == "networks_components: []\n"
+    own.rename(own.with_suffix(".json")).write_text("{}")
+    code, output = running.play(tmp_path, *words)
+    assert (code != 0, "mkdir gpu_nodes && mv gpu_nodes.json" in output) == (True, True), output
 
 
 def test_all_problems_of_all_files_and_what_the_role_would_refuse_come_and_nothing_is_written(play, tmp_path):
