@@ -156,6 +156,10 @@ class ActionModule(ActionBase):
         planned = plan.plan(nodes, run)
         if args["page"]:
             planned = plan.with_findings(planned, [*planned["findings"], *self._page(task_vars)])
+        kubeconfig = nodes[0]["variables"].get("k3s_kubeconfig") if nodes else ""
+        if "k3s" in args["roles"] and kubeconfig != "" and not (args["partial"] or args["upgrade"]):
+            rows = at(plan.CONTROLLER, report_files.kubeconfig(kubeconfig))
+            planned = plan.with_findings(planned, [*planned["findings"], *({**row, "role": "k3s"} for row in rows)])
         if plan.HOST_LAYER not in args["roles"] and PLANNED in task_vars:
             planned = plan.merged(task_vars[PLANNED], planned, args["answered"])
         notes = [] if planned["findings"] else planned["notes"]
@@ -165,7 +169,8 @@ class ActionModule(ActionBase):
         """Why the page at the end of the run cannot be written where it should go."""
         typed, _invalid = variables.effective(variables.options(["report"]), task_vars, self._templar.template)
         path = report_files.page_path(typed["report_file"], task_vars.get("ansible_inventory_sources") or [])
-        wrong = report_files.unwritable(path) if typed["report_written"] else []
+        step = "set report_file to a path that can be written, or report_written to false"
+        wrong = report_files.unwritable(path, "the report", step) if typed["report_written"] else []
         return [{**row, "role": "report"} for row in at(plan.CONTROLLER, wrong)]
 
     def _run_of(self, args, nodes, task_vars):

@@ -57,14 +57,29 @@ def page_path(file: Optional[str], sources: list[str]) -> pathlib.Path:
     return pathlib.Path("report.html").absolute()
 
 
-def unwritable(path: pathlib.Path) -> list[Finding]:
+def unwritable(path: pathlib.Path, what: str, step: str) -> list[Finding]:
     """Why a file cannot be written at this absolute path."""
     folder = next(parent for parent in path.parents if parent.exists())
     if path.is_dir() or not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        step = "set report_file to a path that can be written, or report_written to false"
         seen = "a folder" if path.is_dir() else f"{folder} takes no file"
-        return [Finding(f"the report {path}", "a file that can be written on the controller", seen, step)]
+        return [Finding(f"{what} {path}", "a file that can be written on the controller", seen, step)]
     return []
+
+
+def kubeconfig(given: Optional[str]) -> list[Finding]:
+    """Why the administrator's kubeconfig cannot be written. given: k3s_kubeconfig; it may be a file of the user's."""
+    path = pathlib.Path(os.path.abspath(os.path.expanduser(given or "~/.kube/gpufabric")))
+    step = "set k3s_kubeconfig to a new path, or to an empty string to write none"
+    wrong = unwritable(path, "the kubeconfig", step)
+    if given and not wrong and path.exists():
+        try:
+            names = [cluster["name"] for cluster in yaml.safe_load(path.read_bytes())["clusters"]]
+        except (OSError, LookupError, TypeError, yaml.YAMLError):
+            names = []
+        if names != ["gpufabric"]:
+            wanted, seen = "no file, or one with only the cluster gpufabric", "another one, which would be lost"
+            wrong = [Finding(f"the kubeconfig {path}", wanted, seen, step, "k3s:kubeconfig")]
+    return wrong
 
 
 def now() -> str:

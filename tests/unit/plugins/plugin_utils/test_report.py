@@ -94,8 +94,22 @@ def test_the_page_is_beside_the_inventory_or_refused(tmp_path, monkeypatch, file
     (tmp_path / "racks/hosts.yml").touch()
     path = files.page_path(file, sources)
     assert path == tmp_path / expected
-    assert bool(files.unwritable(path)) == refused
+    assert bool(files.unwritable(path, "the page", "another")) == refused
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["hosts.yml", "racks"]
+
+
+@pytest.mark.parametrize(("content", "refused"), [
+    (None, False),
+    ('{"clusters": [{"name": "gpufabric"}]}', False),
+    ("clusters:\n- name: gpufabric\n- name: of-the-user\n", True),
+    ("{", True),
+    ("", True),
+])  # fmt: skip
+def test_a_kubeconfig_replaces_only_its_own(tmp_path, content, refused):
+    file = tmp_path / "config"
+    if content is not None:
+        file.write_text(content)
+    assert [finding.id for finding in files.kubeconfig(str(file))] == ["k3s:kubeconfig"] * refused
 
 
 # --- nothing from a node becomes markup ------------------------------------------------------------------------------
