@@ -102,8 +102,16 @@ class ActionModule(ActionBase):
         if plan.HOST_LAYER in roles and str(self._templar.template(task_vars.get("cluster"))).lower() in BOOLEANS_FALSE:
             wrong += host.without_cluster(task_vars, variables.of_cluster())
         typed.update(checked)
-        if typed["k3s_bundle_dir"] is None and {"k3s", "cni_plugins"} & set(roles):
+        if typed["k3s_bundle_dir"] is not None:
+            # Tasks would look for a relative path beside the playbook.
+            typed["k3s_bundle_dir"] = os.path.abspath(typed["k3s_bundle_dir"])
+        elif {"k3s", "cni_plugins"} & set(roles):
             typed["k3s_bundle_dir"] = folder.cache()
+        for name in ("driver_repository_key", "driver_host_package"):
+            path = os.path.abspath(os.path.expanduser(typed[name]))
+            if name in own and typed[name] and typed["driver_flavor"] != "verify" and not os.path.isfile(path):
+                step = "correct the path; a relative one starts where ansible-playbook runs"
+                wrong.append(Finding(f"variable {name}", "a file on the controller", f"no file {path}", step))
         return typed, wrong
 
     def _asked(self, roles, typed, host, task_vars) -> dict:

@@ -74,7 +74,7 @@ def driver_release(given: str | None, facts: dict, flavor: str, directory: str |
 
 def driver_package(directory: str | None, facts: dict, version: str) -> dict:
     """path and sha256 of the doca-host package that a bundle folder has for a node; empty without one."""
-    directory = check_type_path(directory or "")
+    directory = os.path.abspath(check_type_path(directory)) if directory else ""
     rows = driver.packages(folder.described(directory) or {}, facts.get("node", facts), version)
     return {"path": os.path.join(directory, rows[0]["path"]), "sha256": rows[0]["sha256"]} if rows else {}
 

@@ -73,7 +73,7 @@ class Site:
             self.hosts[name] = {"discovery_root": str(root)}
         self.cluster.install(folder / "bin/k3s")
         self.cluster.state(tokens={"*": CLEAR})
-        own = {"discovery_software_hcas": True, "k3s_bundle_dir": str(bundle(folder / "bundle"))}
+        own = {"discovery_software_hcas": True, "k3s_bundle_dir": bundle(folder / "bundle").name}
         self.variables = running.local(**own, **variables)
         self.write()
 

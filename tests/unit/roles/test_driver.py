@@ -126,9 +126,9 @@ def test_bundle_repository_file_and_keys(tmp_path):
         "bundle, mirror": (bundle | mirror, (url, False, "")),
         "bundle by name, mirror": (bundle | mirror | {"driver_source": "bundle"}, (UNPACKED, True, package)),
         "bundle, server by name": (bundle | {"driver_source": "repository"}, (SERVER, False, "")),
-        "bundle, own key": (bundle | {"driver_repository_key": f"{tmp_path}/key.asc"}, (UNPACKED, False, package)),
+        "bundle, own key": (bundle | {"driver_repository_key": "key.asc"}, (UNPACKED, False, package)),
         "bundle of another release": (bundle | old, (OLD_SERVER, False, "")),
-        "file": ({"driver_host_package": "/srv/doca-host.deb"} | new, (UNPACKED, True, "/srv/doca-host.deb")),
+        "file": ({"driver_host_package": "doca-host.deb"} | new, (UNPACKED, True, f"{tmp_path}/doca-host.deb")),
         "accepted": ({"driver_repository_fingerprint": "AB, CD"}, (SERVER, False, "")),
         "unverified": (old, (OLD_SERVER, False, "")),
     }
