@@ -6,6 +6,7 @@ import pathlib
 
 import yaml
 from ansible.plugins.action import ActionBase
+from ansible.utils.vars import load_extra_vars
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.modules import report as documented
@@ -187,13 +188,28 @@ class ActionModule(ActionBase):
         return {"warnings": terminal.warnings([args["text"]])}
 
     def _of_findings(self, args, task_vars):
-        findings = libraries.findings(args["libraries"]) if args["libraries"] else []
+        findings = [*libraries.findings(args["libraries"]), *self._unheard(task_vars)] if args["libraries"] else []
         findings += [Finding(*(finding[fact] for fact in Finding._fields)) for finding in args["findings"]]
         if not findings:
             return {"findings": []}
         lead = [args["text"]] if args["text"] else []
         msg = terminal.here("\n".join([*lead, *map(core_text.sentence, findings)]))
         return {"failed": True, "findings": at(task_vars["inventory_hostname"], findings), "msg": msg}
+
+    def _unheard(self, task_vars) -> list[Finding]:
+        """Variables that choose the hosts of plays, set where plays do not look."""
+        heard = {**load_extra_vars(self._loader), **self._task.get_play().vars}
+        return [
+            Finding(
+                f"variable {name}",
+                "given with -e",
+                "set in the inventory, where plays do not look for their hosts",
+                f"run again with -e {name}={self._templar.template(task_vars[name])}, and take it out of the inventory",
+                "controller:hosts",
+            )
+            for name in ("discovery_hosts", "policy_hosts")
+            if name in task_vars and name not in heard
+        ]
 
     def _of_drift(self, args, task_vars):
         marked = {"drift_mark": args["mark"], "hosts": args["hosts"], "text": args["text"]}

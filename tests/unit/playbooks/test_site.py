@@ -180,6 +180,7 @@ def test_an_inventory_without_the_group_is_refused(tmp_path, playbook):
     ({"all": {"hosts": {}}}, (), ("group gpu_nodes", "no hosts")),
     ({**OTHERS, "gpu_nodes": {"hosts": {"b": {}}}}, ("--limit", "a"), ("group gpu_nodes", "none within --limit a")),
     (OTHERS, ("-e", "discovery_hosts=racks"), ("group racks", "hosts only in: gpu_node")),
+    ({"racks": {"hosts": {"a": {}}, "vars": {"discovery_hosts": "racks"}}}, (), ("-e discovery_hosts=racks",)),
 ])  # fmt: skip
 def test_each_way_to_no_node_is_named(tmp_path, inventory, arguments, words):
     output = run(tmp_path, "discover", inventory, *arguments)
