@@ -136,3 +136,4 @@ def test_all_questions_about_a_node_of_a_cluster_are_asked_at_once(play, tmp_pat
     for host, tasks in found.items():
         text = tasks[GATE]["msg"]
         assert ("reboot_allowed is not set" in text, "reboot_drain_allowed=true" in text) == (host == "both", True)
+        assert ("ansible_connection: local" in text) == (host == "drain")
