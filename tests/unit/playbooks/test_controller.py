@@ -196,9 +196,10 @@ def test_the_nccl_tests_job_of_two_nodes_is_written(play, node, tmp_path):
         "nccl_tests_networks": ["rail0", "of-mine/rail1"],
         "nccl_tests_namespace": "{{ 'of-' ~ 'mine' }}",
     }
-    code, output = play(
-        "nccl_tests", hosts={name: node(name, "h100-8x-cx7-ib", **variables) for name in ("node1", "node2")}
-    )
+    hosts = {name: node(name, "h100-8x-cx7-ib", **variables) for name in ("node1", "node2")}
+    code, output = play("nccl_tests", '{"nccl_tests_image": null}', hosts=hosts)
+    assert (code != 0, "variable nccl_tests_image" in output) == (True, True), "asked for nothing, it does not succeed"
+    code, output = play("nccl_tests", hosts=hosts)
     assert code == 0, output
     namespace, scripts, _service, job = yaml.safe_load_all((tmp_path / "job.yml").read_text())
     assert (namespace["metadata"]["name"], job["metadata"]["namespace"]) == ("of-mine", "of-mine")
