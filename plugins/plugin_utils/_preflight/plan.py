@@ -6,6 +6,7 @@ variables (typed), problems (of these), ansible_facts.rdma, hostname, k3s, netwo
 or `failure`, which say why it was not read.
 """
 
+import difflib
 import functools
 import json
 import os
@@ -232,6 +233,10 @@ def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
     # A comparison changes nothing, so it leaves out nodes that could not be read.
     found = [row for row in decided["findings"] if not (run.partial and row["id"] == k3s.SILENT)]
     rows = wrong + found + _machines(nodes, run)
+    others = set(run.groups) - {"k3s_servers"} if given and given[0]["guessed_from"] else ()
+    if similar := difflib.get_close_matches("k3s_servers", others, 1, 0.85):
+        wanted, step = "a group of this name, or none like it", f"rename the group {similar[0]} to k3s_servers"
+        rows += at(CONTROLLER, [Finding("group k3s_servers", wanted, similar[0], step, "k3s:servers-group")])
     for node in nodes:
         rows += at(node["host"], needs.contradiction(node["variables"]))
     if bundle is not None:

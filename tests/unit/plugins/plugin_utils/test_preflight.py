@@ -513,6 +513,12 @@ def test_the_name_that_objects_get_is_the_one_that_was_judged(read, role, name):
     assert ("b", "k3s:node-name") in {(item["host"], item["id"]) for item in made["findings"]}
 
 
+def test_a_group_that_is_almost_the_servers_makes_no_other_node_the_server(read):
+    groups = {"all": ["a", "b"], "gpu_nodes": ["a", "b"], "k3s_server": ["b"]}
+    made = planned([read("a"), read("b")], "k3s", groups=groups)
+    assert "k3s:servers-group" in {item["id"] for item in made["findings"]}
+
+
 @pytest.mark.parametrize("change", [{"lost": "no route"}, {"failure": "no Python"}])
 def test_a_node_that_was_not_read_stops_the_cluster_or_is_left_out(read, change):
     nodes = [read("a", {"multus_global_namespaces": ["x"]}), read("b", ansible_facts={}, **change)]
