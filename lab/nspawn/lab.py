@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from lab.settings import CHECKOUT, LabError, run, say
 from lab.ssh import banner, make_key
 
-from .backend import BACKENDS, Place, choose
 from .cgroup import Cgroup
 from .image import Image
 from .machine import Machine, fixture_path
@@ -36,6 +35,7 @@ BOOT_SECONDS, BOOT_SECONDS_PER_NODE = 60, 3  # one or two are enough on an idle 
 LAB_ID = f"gfr-{hashlib.sha256(str(CHECKOUT).encode()).hexdigest()[:4]}"
 UNDO = "run: lab/nspawnctl down"
 INSIDE = "usr/local/lib/lab"  # where a node finds node_init.py
+NSPAWN = "systemd-nspawn"
 NEEDS = (
     "the nodes need root with CAP_SYS_ADMIN and CAP_NET_ADMIN, a writable cgroup hierarchy, overlay, veth and\n"
     "          bridge; a machine that cannot give that still runs the VM scenario: make molecule SCENARIO=default"
@@ -112,10 +112,10 @@ class Node:
 def boot(name: str) -> NoReturn:
     """The body of a node's own process: mounts its root file system and becomes its container."""
     state = read_state()
-    record, backend = state["nodes"][name], BACKENDS[state["backend"]]
+    record = state["nodes"][name]
     node = Node(name, record)
     if not _host_systemd():
-        Cgroup(node.cgroup + backend.cgroup_below).enter()
+        Cgroup(node.cgroup).enter()
     os.chdir(HOME)  # relative overlay options, because the user's path may contain characters with a meaning for mount
     layer = node.folder.relative_to(HOME) / "layer"
     layer.mkdir(exist_ok=True)
@@ -125,16 +125,22 @@ def boot(name: str) -> NoReturn:
     shutil.copytree(node.folder / "seed", layer / "upper", dirs_exist_ok=True)
     options = f"lowerdir={':'.join(record['layers'])},upperdir={layer}/upper,workdir={layer}/work"
     run(["mount", "-t", "overlay", "-o", options, "overlay", f"{layer}/root"], f"overlay of node {name}", NEEDS)
-    place = Place(
-        name=name,
-        machine=f"{name}-{LAB_ID[-4:]}",
-        layer=layer,
-        init=f"/{INSIDE}/node_init.py",
-        cgroup=None if _host_systemd() else node.cgroup,
-    )
-    bridge = Bridge(LAB_ID, state["subnet"])
-    backend.prepare(place, bridge)
-    command = backend.command(place, bridge)
+    command = [
+        NSPAWN,
+        "--quiet",
+        "--keep-unit",
+        "--register=no",
+        f"--directory={layer}/root",
+        f"--machine={name}-{LAB_ID[-4:]}",
+        f"--hostname={name}",
+        f"--network-bridge={Bridge(LAB_ID, state['subnet']).name}",
+        "--console=pipe",
+        "--resolv-conf=off",
+        "--timezone=off",
+        "--link-journal=no",
+        "/usr/bin/python3",
+        f"/{INSIDE}/node_init.py",
+    ]
     os.execvp(command[0], command)
 
 
@@ -142,7 +148,9 @@ def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
     """Boots `count` nodes that play the fixtures in turn and, last, one that plays `spare`, which is not a GPU node."""
     if read_state():
         raise LabError("fast nodes", "none yet", f"{STATE} describes some", UNDO)
-    backend, bridge = choose(), Bridge(LAB_ID)
+    if not shutil.which(NSPAWN):
+        raise LabError("what runs the fast nodes", f"the program {NSPAWN}", "not on PATH", "lab/packages lab installs it")
+    bridge = Bridge(LAB_ID)
     parts = [fixtures[number % len(fixtures)] for number in range(count)] + ([spare] if spare else [])
     root = Image(HOME / "base").ensure()
     machines = {
@@ -150,7 +158,6 @@ def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
     }
     playing = {f"node{number}": machines[part] for number, part in enumerate(parts, 1)}
     state: dict[str, Any] = {
-        "backend": backend,
         "boot": secrets.token_hex(4),
         "subnet": str(bridge.subnet),
         "nodes": {},
@@ -168,7 +175,7 @@ def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
     except BaseException:
         down()
         raise
-    say(f"{len(parts)} nodes ({backend}) answer SSH, for example: lab/nspawnctl ssh node1")
+    say(f"{len(parts)} nodes answer SSH, for example: lab/nspawnctl ssh node1")
 
 
 def _boot_all(state: dict[str, Any], bridge: Bridge, playing: dict[str, Machine]) -> None:

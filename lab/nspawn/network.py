@@ -4,7 +4,6 @@ import ipaddress
 import json
 import os
 import time
-from pathlib import Path
 
 from lab.settings import LabError, run
 
@@ -41,11 +40,6 @@ class Bridge:
             "look at `ip address`",
         )
         self._change("set", self.name, "up")
-
-    def plug(self, port: str, namespace: Path) -> None:
-        """Joins a network namespace to the bridge, as systemd-nspawn does: the port here, host0 there."""
-        self._change("add", port, "type", "veth", "peer", "name", "host0", "netns", str(namespace))
-        self._change("set", port, "master", self.name, "up")
 
     def remove(self, patience: float = 20.0) -> None:
         """Removes the bridge once its ports are gone, which takes a moment under load: their names must be free."""

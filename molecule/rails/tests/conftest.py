@@ -58,12 +58,6 @@ def tree(node) -> pathlib.Path:
     return HOME / lab_state()["nodes"][node]["layers"][0]
 
 
-@pytest.fixture
-def container() -> str:
-    """What a node calls the container that it is in."""
-    return {"nspawn": "systemd-nspawn", "podman": "podman"}[lab_state()["backend"]]
-
-
 @pytest.fixture(scope="session")
 def ansible() -> Ansible:
     """Runs one command of Ansible over the scenario's inventory, with the settings of the checkout."""

@@ -68,14 +68,14 @@ def leaves(value, path: str = "") -> dict[str, object]:
     return {path: value}
 
 
-def test_facts_over_ssh_are_those_of_the_captured_machine(node, tree, facts, container):
+def test_facts_over_ssh_are_those_of_the_captured_machine(node, tree, facts):
     expected = gather(Tree(str(tree)), Seams.recorded(json.loads((tree / ".seams.json").read_text())))
     seen = dict(facts[node])
     # The container's own /boot has another kernel's options.
     for known in (seen, expected):
         known["pcie"] = {**known["pcie"], "kernel_config": None}
     assert seen["gpudirect"]["evidence"]
-    assert seen["node"]["container"] == container
+    assert seen["node"]["container"] == "systemd-nspawn"
     assert seen["node"]["kernel"] == expected["node"]["kernel"]
     assert leaves({key: seen[key] for key in seen if key not in OWN}) == leaves(
         {key: expected[key] for key in expected if key not in OWN}
