@@ -149,7 +149,7 @@ def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
     if read_state():
         raise LabError("fast nodes", "none yet", f"{STATE} describes some", UNDO)
     if not shutil.which(NSPAWN):
-        raise LabError("what runs the fast nodes", f"the program {NSPAWN}", "not on PATH", "lab/packages lab installs it")
+        raise LabError("the fast nodes", f"the program {NSPAWN}", "not on PATH", "lab/packages lab installs it")
     bridge = Bridge(LAB_ID)
     parts = [fixtures[number % len(fixtures)] for number in range(count)] + ([spare] if spare else [])
     root = Image(HOME / "base").ensure()
