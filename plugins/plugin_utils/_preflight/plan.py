@@ -108,6 +108,8 @@ def _plan(nodes: list[dict], run: Run) -> dict:
         wrong = {item["host"] for item in findings}
         read = [node for node in read if node["host"] not in wrong]
     run = run._replace(registered=_registered(read, run))
+    if {"k3s", "cluster_objects"} & set(run.roles) and not run.partial:
+        findings += [{**row, "role": "k3s"} for row in at(CONTROLLER, _selection(run))]
     if run.fetch and not run.partial:
         lacking = ", ".join(run.fetch["files"] + ["the device plugin's libraries"] * run.fetch["wheels"])
         made["notes"].append(f"{run.bundle} is filled first, with {lacking}")
@@ -233,10 +235,6 @@ def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
     # A comparison changes nothing, so it leaves out nodes that could not be read.
     found = [row for row in decided["findings"] if not (run.partial and row["id"] == k3s.SILENT)]
     rows = wrong + found + _machines(nodes, run)
-    others = set(run.groups) - {"k3s_servers"} if given and given[0]["guessed_from"] else ()
-    if similar := difflib.get_close_matches("k3s_servers", others, 1, 0.85):
-        wanted, step = "a group of this name, or none like it", f"rename the group {similar[0]} to k3s_servers"
-        rows += at(CONTROLLER, [Finding("group k3s_servers", wanted, similar[0], step, "k3s:servers-group")])
     for node in nodes:
         rows += at(node["host"], needs.contradiction(node["variables"]))
     if bundle is not None:
@@ -251,9 +249,30 @@ def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
         made["hosts"][name]["k3s"] = decision
 
 
+def _guessed(run: Run) -> bool:
+    """Whether the first node is the server, for lack of a group."""
+    return "k3s_servers" not in run.groups or "gpufabric_first_server" in run.groups
+
+
+def _selection(run: Run) -> list[Finding]:
+    """Groups that may not be the cluster's."""
+    guessed = _guessed(run)
+    others = set(run.groups) - {"k3s_servers"} if guessed else ()
+    if similar := difflib.get_close_matches("k3s_servers", others, 1, 0.85):
+        wanted, step = "a group of this name, or none like it", f"rename the group {similar[0]} to k3s_servers"
+        return [Finding("group k3s_servers", wanted, similar[0], step, "k3s:servers-group")]
+    # Objects are made of all nodes, and accounts of others deleted.
+    outside = [] if guessed else [host for host in run.groups.get("gpu_nodes", ()) if host not in run.nodes]
+    seen = f"one without {', '.join(outside)} of gpu_nodes" if outside else "a pattern"
+    if not outside and set(run.nodes) in map(set, run.groups.values()):
+        return []
+    step = "give the group of all nodes; to run on some of them add --limit"
+    return [Finding("variable discovery_hosts", "a group of all nodes of the cluster", seen, step, "k3s:nodes-group")]
+
+
 def _k3s_node(node: dict, run: Run) -> dict:
     typed, facts, servers = node["variables"], _facts(node) or {}, list(run.servers)
-    guessed = "k3s_servers" not in run.groups or "gpufabric_first_server" in run.groups
+    guessed = _guessed(run)
     own = {name.removeprefix("k3s_"): typed[name] for name in variables.options(["k3s"]) if name in typed}
     wheels = wheel_dir(typed) if typed["device_plugin_mode"] == "systemd" and not run.fetch else ""
     return {

@@ -80,7 +80,6 @@ class Site:
     def write(self, **hosts):
         changed = {name: {**variables, **hosts.get(name, {})} for name, variables in self.hosts.items()}
         groups = {"gpu_nodes": {"hosts": changed, "vars": self.variables}, "k3s_servers": {"hosts": {"node1": {}}}}
-        groups["others"] = {"hosts": {"bastion": {}}}
         (self.folder / "hosts.json").write_text(json.dumps(groups))
 
     def objects(self) -> set:
@@ -409,8 +408,7 @@ class Layers(Cluster):
 
     def run(self, **environment):
         # As for an installed collection: the playbooks set pipelining.
-        nodes = f"discovery_hosts={':'.join(self.nodes)}"
-        code, output = self.play("-i", "hosts.json", "layers.yml", "-e", nodes, ANSIBLE_PIPELINING="0", **environment)
+        code, output = self.play("-i", "hosts.json", "layers.yml", ANSIBLE_PIPELINING="0", **environment)
         assert code == 0, output
 
     def reasons(self):

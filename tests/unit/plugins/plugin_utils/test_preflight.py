@@ -513,10 +513,17 @@ def test_the_name_that_objects_get_is_the_one_that_was_judged(read, role, name):
     assert ("b", "k3s:node-name") in {(item["host"], item["id"]) for item in made["findings"]}
 
 
-def test_a_group_that_is_almost_the_servers_makes_no_other_node_the_server(read):
-    groups = {"all": ["a", "b"], "gpu_nodes": ["a", "b"], "k3s_server": ["b"]}
-    made = planned([read("a"), read("b")], "k3s", groups=groups)
-    assert "k3s:servers-group" in {item["id"] for item in made["findings"]}
+@pytest.mark.parametrize(("groups", "found"), [
+    ({"gpu_nodes": ["a", "b"], "k3s_servers": ["a"]}, set()),
+    ({"racks": ["a", "b"]}, set()),
+    ({"gpu_nodes": ["a", "b"], "k3s_server": ["b"]}, {"k3s:servers-group"}),
+    ({"gpu_nodes": ["a", "b", "c"], "first": ["a", "b"], "k3s_servers": ["a"]}, {"k3s:nodes-group"}),
+    ({"rack1": ["a"], "rack2": ["b"], "others": ["c"]}, {"k3s:nodes-group"}),
+])  # fmt: skip
+def test_groups_that_may_not_be_those_of_the_cluster(read, groups, found):
+    every = {"all": sorted(set().union(*groups.values())), **groups}
+    made = planned([read("a"), read("b")], "k3s", groups=every)
+    assert {item["id"] for item in made["findings"]} & {"k3s:servers-group", "k3s:nodes-group"} == found
 
 
 @pytest.mark.parametrize("change", [{"lost": "no route"}, {"failure": "no Python"}])
