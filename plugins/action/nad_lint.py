@@ -22,9 +22,8 @@ class ActionModule(ActionBase):
         nodes = [{**node, **(node.get("networks") or {})} for node in args["nodes"]]
         planned: dict = {}
         if args["variables"] is None:
-            findings = nad_lint.lint(
-                nad_lint.from_objects(args["objects"], nad_lint.files_by_name(nodes)), nodes, args["cluster"]
-            )
+            given = nad_lint.from_objects(args["objects"], nad_lint.files_by_name(nodes))
+            findings, planned = nad_lint.lint(given, nodes, args["cluster"]), {"notes": nad_lint.notes(given)}
         else:
             typed, findings = host.validate(variables.options(["networks"]), args["variables"])
             if not findings:

@@ -73,5 +73,5 @@ files:
   description: For each host the configurations that Multus reads from files, by the name of their network.
   returned: with O(variables) that make networks
   type: dict
-notes: {description: What is worth knowing., returned: with O(variables), type: list, elements: str}
+notes: {description: What is worth knowing., returned: without an error in O(variables), type: list, elements: str}
 """

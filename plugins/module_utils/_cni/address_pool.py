@@ -58,6 +58,8 @@ def span(value) -> tuple:
     first, dash, last = str(value).partition("-")
     one = ipaddress.ip_network(first.strip(), strict=False)
     end = ipaddress.ip_address(last.strip()) if dash else one.broadcast_address
+    if dash and end < one.network_address:
+        raise ValueError(f"{value}, which ends before it starts")
     return one.version, int(one.network_address), int(end)
 
 
@@ -82,6 +84,8 @@ def make(subnet, start=None, end=None, gateway=None, exclude=(), block=None, who
         if not value:
             continue
         version, low, high = span(value)
+        if name != "exclude" and "/" in str(value):
+            raise ValueError(f"{name} {value} with a prefix")
         if version != network.version or high < lowest or low > highest:
             stray.append(f"{name} {value}")
         elif name == "range_start":

@@ -7,6 +7,7 @@ packets.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import ipaddress
 import itertools
 import json
@@ -29,7 +30,21 @@ _APART = (("ipvlan", "macvlan"), *(("host-device", kind) for kind in _ON_MASTER)
 _MAIN = (*_BY_DEVICE, *_ON_MASTER, "bridge", "ptp", "dummy", "tap", "bond", "ovs")
 # They need the result of one before them.
 _LATER = ("bandwidth", "firewall", "portmap", "rdma", "sbr", "tuning", "vrf")
-_MODES = {"macvlan": ("bridge", "private", "vepa", "passthru"), "ipvlan": ("l2", "l3", "l3s")}
+_IPAMS = ("dhcp", "host-local", "nv-ipam", "static", "whereabouts")
+# By name without hyphens; the last two are no slips for vlan and macvlan.
+_KNOWN = {name.replace("-", ""): name for name in (*_MAIN, *_LATER, *_IPAMS, "vxlan", "macvtap")}
+# (plugin, option): what it accepts. sriov takes any other text for off.
+_CHOICES = {
+    ("macvlan", "mode"): ("bridge", "private", "vepa", "passthru"),
+    ("ipvlan", "mode"): ("l2", "l3", "l3s"),
+    **{(kind, "link_state"): ("auto", "enable", "disable") for kind in ("sriov", "ib-sriov")},
+    **{("sriov", option): ("on", "off") for option in ("trust", "spoofchk")},
+}
+# Options of plugins and their IPAM by type: a plugin refuses the whole configuration if one has another.
+_TYPED = {
+    **dict.fromkeys(("exclude", "routes", "ranges", "ipRanges", "addresses"), (list, "list")),
+    **dict.fromkeys(("pkey", "range", "subnet", "gateway", "node_slice_size", "poolName", "poolType"), (str, "text")),
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 POOLS = ("IPPool", "CIDRPool")
 
@@ -40,11 +55,12 @@ def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]
     files: {host: {network name: configuration text}} for those with an empty spec, which Multus reads from the node.
     """
     networks = []
-    items = list(items)
-    there = [item for item in items if item["kind"] in POOLS]
+    # What kubectl prints is one object with items.
+    items = [one for item in items for one in ([item] if item.get("items") is None else dicts(item["items"]))]
+    there = [item for item in items if item.get("kind") in POOLS]
     pools = {(pool["kind"].lower(), pool["metadata"]["name"]): pool.get("spec") or {} for pool in there}
     for item in items:
-        if item["kind"] != "NetworkAttachmentDefinition":
+        if item.get("kind") != "NetworkAttachmentDefinition":
             continue
         meta = item["metadata"]
         text = (item.get("spec") or {}).get("config") or None
@@ -57,7 +73,7 @@ def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]
             {
                 "namespace": meta.get("namespace") or "default",
                 "name": name,
-                "resource": (meta.get("annotations") or {}).get("k8s.v1.cni.cncf.io/resourceName"),
+                "resource": (meta.get("annotations") or {}).get("k8s.v1.cni.cncf.io/resourceName") or None,
                 "configs": configs,
                 "per_node": text is None,
                 "pools": pools,
@@ -107,7 +123,8 @@ def _whole(config: dict) -> dict:
     main = next((plugin for plugin in chain if plugin.get("type") in _MAIN), chain[0])
     ipam = next((plugin["ipam"] for plugin in chain if isinstance(plugin.get("ipam"), dict)), None)
     named = {"name": _plain(config).get("name"), "cniVersion": config.get("cniVersion")}
-    return {**main, "ipam": ipam, **named, _CHAIN: chain}
+    beside = [key for key in ("type", "master", "mtu", "ipam") if key in config] if config.get("plugins") else []
+    return {**main, "ipam": ipam, **named, _CHAIN: chain, _BESIDE: beside}
 
 
 def _plain(config: dict) -> dict:
@@ -158,6 +175,20 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding
     return list(dict.fromkeys(findings))
 
 
+def notes(networks: list[dict]) -> list[str]:
+    """What only one pod at a time can use."""
+    found = []
+    for network in networks:
+        for config in (_whole(core_text.json_object(text)) for text in network["configs"].values()):
+            ipam = config["ipam"] or {}
+            held = [str(one.get("address")) for one in dicts(ipam.get("addresses")) if ipam.get("type") == "static"]
+            why = f"every pod that attaches gets {', '.join(held)}: one pod at a time" if held else ""
+            if config.get("mode") == "passthru":
+                why = "passthru takes the whole interface: one pod of a node at a time"
+            found += [f"network {network['namespace']}/{network['name']}: {why}"] * bool(why)
+    return list(dict.fromkeys(found))
+
+
 def _configs(network: dict, obj: str, findings: list[Finding]):
     """(host, plugin configuration) of each readable text; the others become findings."""
     if not network["configs"] and network["per_node"]:
@@ -167,7 +198,7 @@ def _configs(network: dict, obj: str, findings: list[Finding]):
         where = f"{obj} on {host}" if host else obj
         try:
             config = json.loads(text)
-        except ValueError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             step = "write the config as one JSON object; in YAML as a block after |"
             findings.append(Finding(where, "a JSON object", f"{error}", step, "nad:json"))
             continue
@@ -202,14 +233,42 @@ def _form(network: dict, obj: str, config: dict):
     if first in _LATER:
         step = "put it in plugins, behind the one that makes the interface"
         yield Finding(obj, "a plugin that makes an interface", f"{first} is first", step, "nad:chain")
-    for plugin in config[_CHAIN]:
-        modes, given = _MODES.get(plugin.get("type")), plugin.get("mode")
-        if modes and given and given not in modes:
-            yield Finding(obj, f"mode {core_text.listing(modes)}", f"mode {given}", "use one of them", "nad:value")
-        for key, most in (("mtu", 65535), ("vlan", 4094), ("vlanId", 4094)):
-            if not isinstance(plugin.get(key, 0), int) or not 0 <= plugin.get(key, 0) <= most:
-                step = "write it without quotes: the plugin refuses a text, and any other number"
-                yield Finding(obj, f"{key} from 0 to {most}", json.dumps(plugin[key]), step, "nad:value")
+    lost = [f"{key} beside plugins" for key in config[_BESIDE]]
+    lost += [f"ipam of {one['type']}" for one in config[_CHAIN] if one.get("type") in _LATER and "ipam" in one]
+    if lost:
+        step = "move it into the plugin that makes the interface; nobody reads it elsewhere"
+        yield Finding(obj, "options where they are read", core_text.listing(lost), step, "nad:chain")
+    ipams = [ipam for ipam in given if isinstance(ipam, dict)]
+    for part in (*config[_CHAIN], *ipams):
+        yield from _values(obj, part)
+    if "dhcp" in [ipam.get("type") for ipam in ipams] and config.get("type") in ("ipoib", "ib-sriov"):
+        yield Finding(obj, f"another IPAM with {config['type']}", "dhcp", "use nv-ipam or whereabouts", "nad:ipam")
+    able = any("ips" in str(plugin.get("capabilities")) for plugin in config[_CHAIN])
+    if any(ipam.get("type") == "static" and not ipam.get("addresses") for ipam in ipams) and not able:
+        step = 'add "capabilities": {"ips": true}, so that pods bring their own (ips in their annotation)'
+        yield Finding(obj, "a static address", "no addresses, and none taken from pods", step, "nad:ipam")
+
+
+def _values(obj: str, part: dict):
+    """Names and values of a plugin, or its IPAM, that do not exist."""
+    kind = part.get("type")
+    plain = re.sub(r"[^a-z]|cni$", "", kind.lower()) if isinstance(kind, str) else ""
+    near = [] if kind in _KNOWN.values() else difflib.get_close_matches(plain, _KNOWN, 1, 0.82)
+    if near:
+        yield Finding(obj, f"type {_KNOWN[near[0]]}", f"type {kind}", "correct the name of the plugin", "nad:type")
+    for (name, key), known in _CHOICES.items():
+        if kind == name and part.get(key) not in (None, "", *known):
+            seen = f"{key} {json.dumps(part[key])}"
+            yield Finding(obj, f"{key} {core_text.listing(known)}", seen, "use one of them", "nad:value")
+    for key, most in (("mtu", 65535), ("vlan", 4094), ("vlanId", 4094)):
+        value = part.get(key)
+        if value is not None and not (type(value) is int and 0 <= value <= most):
+            step = "write it without quotes: the plugin refuses a text, and any other number"
+            yield Finding(obj, f"{key} from 0 to {most}", json.dumps(value), step, "nad:value")
+    for key, (form, name) in _TYPED.items():
+        if part.get(key) is not None and not isinstance(part[key], form):
+            step = "the plugin refuses any other type"
+            yield Finding(obj, f"{key} as a {name}", json.dumps(part[key]), step, "nad:value")
 
 
 def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[Finding]:
@@ -241,7 +300,7 @@ def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[Find
 def master_of(config: dict, node: dict | None = None):
     """The interface below an attachment; by its PCI address only if the node reports which one has it."""
     if config.get("type") in _ON_MASTER:
-        return config.get("master")
+        return None if config.get("linkInContainer") else config.get("master")
     if config.get("device") or not config.get("pciBusID") or node is None:
         return config.get("device")
     known = {**{netdev.get("pci"): name for name, netdev in node["netdevs"].items()}, **(node.get("pci") or {})}
@@ -262,7 +321,7 @@ def type_and_master(network, host: str) -> tuple:
 
 def _master(obj: str, config: dict, nodes: list[dict], cluster: dict):
     kind = config.get("type")
-    if kind not in (*_ON_MASTER, "host-device") or not nodes:
+    if kind not in (*_ON_MASTER, "host-device") or config.get("linkInContainer") or not nodes:
         return
     by_host = {node["host"]: master_of(config, node) for node in nodes}
     if not any(by_host.values()):
@@ -347,8 +406,8 @@ def _mtu(obj: str, mtu: int, host: str, master: str, netdev: dict) -> list[Findi
 
 # Key of an nv-ipam pool's subnet in a parsed configuration; the configuration itself only has the pool's name.
 _SUBNET = "subnet of the pool"
-# Key of all plugins of the chain that it is part of.
-_CHAIN = "chain"
+# Keys of all plugins of the chain that it is part of, and of what stands beside the list of them.
+_CHAIN, _BESIDE = "chain", "beside"
 
 
 class _Range(NamedTuple):
@@ -472,7 +531,7 @@ def _held(obj: str, config: dict, span: tuple, node: dict):
 
 def _pod_routes(network: dict, obj: str, config: dict, cluster: dict):
     """Routes that divert the pod's own traffic, which sbr keeps in a separate table; and those without a way out."""
-    specs = [network["pools"][key] for key in pool_keys(config) if key in (network.get("pools") or {})]
+    specs = _specs(network, config)
     routes = [route for given in (config.get("ipam") or {}, *specs) for route in dicts(given.get("routes"))]
     subnets = [item[0] for item in ranges_of(config)]
     step = "correct it: the pod reaches a gateway only in a subnet of its own"
@@ -497,6 +556,11 @@ def _pod_routes(network: dict, obj: str, config: dict, cluster: dict):
             yield Finding(obj, "pods and services reached over eth0", seen, step, "nad:route-cluster")
 
 
+def _specs(network: dict, config: dict) -> list[dict]:
+    """The known pools of nv-ipam that a network draws from."""
+    return [network["pools"][key] for key in pool_keys(config) if key in (network.get("pools") or {})]
+
+
 def _is_default(destination) -> bool:
     """Includes the halves of the address space, which override a default route."""
     return any(network.prefixlen <= 1 for network in _networks([destination] if isinstance(destination, str) else []))
@@ -515,8 +579,19 @@ def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: di
         step = "name one pool, or two: for IPv4 and IPv6"
         yield Finding(obj, "at most two pools", f"poolName {config['ipam'].get('poolName')}", step, "nad:pools")
     numbers = {node["host"]: number for number, node in enumerate(nodes)}
-    problems: list[str] = []
-    for given, size, chosen, within in _pool_options(config, known or {}):
+    specs = _specs(network, config)
+    problems = [
+        f"a route to {route.get('dst')}" + (f" through {route['gw']}" if route.get("gw") else "")
+        for given in (config.get("ipam") or {}, *specs)
+        for route in dicts(given.get("routes"))
+        if not _is_route(route)
+    ]
+    problems += [
+        "routes without a gateway of the pool"
+        for spec in specs
+        if spec.get("routes") and not spec.get("gateway") and spec.get("gatewayIndex") is None
+    ]
+    for given, size, chosen, within in _pool_options(config, specs):
         for pool in _readable(given, size, (config.get("ipam") or {}).get("type"), problems, within=within):
             pods = cluster.get("pods_per_node") if pool.block else None
             yield from address_pool.judge(obj, pool, {} if chosen else numbers, "nad", pods)
@@ -525,7 +600,15 @@ def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: di
         yield Finding(obj, "addresses that the plugin can read", problem, step, "nad:address")
 
 
-def _pool_options(config: dict, known: dict) -> list[tuple]:
+def _is_route(route: dict) -> bool:
+    try:
+        ipaddress.ip_address(route.get("gw") or "::")
+        return bool(ipaddress.ip_network(route.get("dst"), strict=False)) and "/" in route["dst"]
+    except (TypeError, ValueError):
+        return False
+
+
+def _pool_options(config: dict, specs: list[dict]) -> list[tuple]:
     """(range, block of a node, whether it is for some nodes only, what each block lacks) of the pools of a network.
 
     A static address is each pod's; host-local has a separate range on each node, so only its gateway is checked.
@@ -534,10 +617,10 @@ def _pool_options(config: dict, known: dict) -> list[tuple]:
     slices, kind = str(ipam.get("node_slice_size") or "").lstrip("/"), ipam.get("type")
     own = kind in ("host-local", "static")
     pools = [(given, "" if own else slices, own, ()) for given in _given_ranges(config) if kind != "nv-ipam"]
-    for spec in [known[key] for key in pool_keys(config) if key in known]:
+    for spec in specs:
         outside = [f"{span.get('startIP')}-{span.get('endIP')}" for span in dicts(spec.get("exclusions"))]
         given = _Range(spec.get("subnet") or spec.get("cidr"), None, None, spec.get("gateway"), outside)
-        size = spec.get("perNodeBlockSize") or str(spec.get("perNodeNetworkPrefix") or "")
+        size = spec.get("perNodeBlockSize") or str(spec.get("perNodeNetworkPrefix") or "") or None
         pools.append((given, size, bool(spec.get("nodeSelector")), _within(spec) if "cidr" in spec else ()))
     return pools
 
@@ -552,8 +635,8 @@ def _within(spec: dict) -> tuple:
 def _readable(given: _Range, size, kind, problems: list[str], reserving=False, within=()) -> list[address_pool.Pool]:
     """A Pool; none for an invalid value, which is added to problems. A size given as text is a prefix."""
     try:
-        if size and not isinstance(size, (int, str)):
-            raise ValueError(f"a block of {size}")
+        if size is None or not isinstance(size, (int, str)):
+            raise ValueError(f"a block of {size or 'no size'}")
         if kind == "host-local":
             ipaddress.ip_network(str(given.subnet))
         prefix = int(size) if size and isinstance(size, str) else None

@@ -52,7 +52,7 @@ def json_object(text: str | None) -> dict:
     """The JSON object in a text; empty for anything else."""
     try:
         document = json.loads(text or "")
-    except (ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -158,6 +158,10 @@ def check(attachments: list[dict], variables: dict) -> list[Finding]:
         if not _NAME.fullmatch(item["name"]) or len(item["name"]) > 63:
             step = "lower-case letters, digits and - only"
             found.append(Finding(obj, "a valid Kubernetes name", repr(item["name"]), step, "networks:name"))
+        for space in item["namespaces"]:
+            if not _NAME.fullmatch(str(space)):
+                step = "list each namespace by itself"
+                found.append(Finding(obj, "the name of a namespace", repr(space), step, "networks:name"))
         if item["name"] in seen_names:
             step = "rename one of them: the plugins track addresses by this name, across namespaces"
             found.append(Finding(obj, "one attachment with this name", "two of them", step, "networks:name"))
@@ -211,9 +215,12 @@ def _required(obj: str, item: dict) -> list[Finding]:
         step = "set subnet, or pool for one that exists"
         found.append(Finding(obj, "a subnet or a pool for nv-ipam", "neither", step, "networks:subnet"))
     for option, value in _addresses(item):
-        if as_network(value) is None:
+        form = {"subnet": "a network", "exclude": "an address or network", "addresses": "an address with its prefix"}
+        odd = {"subnet": False, "exclude": False, "addresses": "/" not in str(value)}.get(option, "/" in str(value))
+        if as_network(value) is None or odd:
+            wanted = f"{form.get(option, 'an address without a prefix')} in {option}"
             step = "write it as 192.0.2.0/24 or 192.0.2.1"
-            found.append(Finding(obj, f"an address or network in {option}", repr(value), step, "networks:address"))
+            found.append(Finding(obj, wanted, repr(value), step, "networks:address"))
     return found
 
 
@@ -353,6 +360,7 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
     for item in attachments:
         _render(item, variables, nodes, total, made, resources)
     made["objects"] = _namespaces(attachments) + made["objects"]
+    made["notes"] += nad_lint.notes(made["networks"])
     return made
 
 
@@ -543,8 +551,6 @@ def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: di
         made["objects"].append(_pool(item, size, taken))
     if item["ipam"] == "whereabouts":
         made["notes"].append(f"{obj}: NVIDIA's Network Operator deprecated whereabouts in 25.4; nv-ipam replaces it")
-    if item["ipam"] == "static" and item.get("addresses"):
-        made["notes"].append(f"{obj}: every pod that attaches gets {', '.join(item['addresses'])}: one pod at a time")
 
 
 def _taken(item: dict, serving: list[dict], by_host: dict) -> list[str]:

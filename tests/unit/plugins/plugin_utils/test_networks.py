@@ -239,6 +239,9 @@ def test_rails_of_roce_get_their_networks_unless_others_are_named(plan, kind, gi
     ("macvlan", {"master": "eth2", "ipam": "host-local", "subnet": "10.0.0"}, "address"),
     ("macvlan", {"master": "eth2", "ipam": "static", "subnet": "10.9.0.0/24"}, "option:subnet"),
     ("macvlan", {"master": "eth2", "name": "Data_1"}, "name"),
+    ("macvlan", {"master": "eth2", "namespaces": ["a,b"]}, "name"),
+    ("macvlan", {"master": "eth2", "ipam": "static", "addresses": ["10.9.0.1"]}, "address"),
+    ("macvlan", {"master": "eth2", "ipam": "whereabouts", "subnet": "9.0.0.0/24", "gateway": "9.0.0.1/24"}, "address"),
     ("macvlan", {"master": "eth2", "ipam": "whereabouts"}, "component:whereabouts"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_by_name(plan, kind, item, identity):
