@@ -373,13 +373,17 @@ NODES = "Unschedulable: 0/4 nodes are available: {}. preemption: 0/4 nodes are a
 CLAIM = "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: {}"
 # (component, the words of its message, the text around them, the rest of the text).
 TEXTS = [
-    ("scheduler", "untolerated taint {rdma.gpufabric.io/not-ready", NODES,
+    ("scheduler", "taint {rdma.gpufabric.io/not-ready", NODES,
      "4 node(s) had untolerated taint {rdma.gpufabric.io/not-ready: }"),
     ("kubelet", "Failed to prepare dynamic resources", CLAIM, "something new"),
     ("kubelet", "Predicate * failed", "NodePorts: Pod was rejected: {}",
      "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"),
     ("containerd", "unresolvable CDI devices", "Failed: Error: failed to create containerd container: {}",
      "CDI device injection failed: unresolvable CDI devices gpufabric.io/rdma-claim=u"),
+    ("containerd", "unresolvable CDI devices *nvidia.com/gpu", "Failed: Error: CDI device injection failed: {}",
+     "unresolvable CDI devices management.nvidia.com/gpu=all"),
+    ("runc", "exec *: exec format error", "Failed: Error: failed to create containerd task: {}",
+     "exec /usr/bin/app: exec format error"),
     ("Multus", 'failed to find plugin "multus-shim" in path', "{}", 'failed to find plugin "multus-shim" in path [/a]'),
     ("host-device", "failed to move * (host: *) to container NS", SANDBOX,
      'failed to move "eth2" (host: "temp_4a1b") to container NS: device or resource busy'),
