@@ -56,10 +56,10 @@ dra:
   returned: with O(dra)
   type: dict
 pod:
-  description: C(item), with C(namespace), C(name), C(annotations), C(host_paths), C(host_network), C(claims),
-    C(security) and C(containers), or C(missing), kubectl's message if the pod does not exist. C(pods), its state by its
-    name, with C(phase), C(reasons), C(status) (set by Multus) and C(ip). C(answers), probe output by pod name, empty if
-    the pod does not run. C(api_error), why the pod could not be read, or null.
+  description: C(item), with C(namespace), C(name), C(annotations), C(host_paths), C(host_network), C(runtime_class),
+    C(claims), C(security) and C(containers), or C(missing), kubectl's message if the pod does not exist. C(pods), its
+    state by its name, with C(phase), C(reasons), C(status) (set by Multus) and C(ip). C(answers), probe output by pod
+    name, empty if the pod does not run. C(api_error), why the pod could not be read, or null.
   returned: with O(pod), without check mode, where the cluster answers
   type: dict
 """

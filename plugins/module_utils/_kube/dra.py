@@ -73,12 +73,14 @@ def _probes() -> list[dict]:
 
 
 def read(items: list[dict]) -> dict:
-    """classes (names), devices (of all drivers: node, driver, pool, name, attributes {qualified name: value}, taints)
-    and claims (see claim) among objects of the API server.
+    """classes (names), extended (resources that these serve), devices (of all drivers: node, driver, pool, name,
+    attributes {qualified name: value}, taints) and claims (see claim) among objects of the API server.
     """
     slices = [item for item in items if item["kind"] == "ResourceSlice"]
+    classes = [item for item in items if item["kind"] == "DeviceClass"]
     return {
-        "classes": sorted(item["metadata"]["name"] for item in items if item["kind"] == "DeviceClass"),
+        "classes": sorted(item["metadata"]["name"] for item in classes),
+        "extended": [(item.get("spec") or {}).get("extendedResourceName") for item in classes],
         "devices": [device for item in _newest(slices) for device in _devices(item)],
         "claims": [claim(item) for item in items if item["kind"] == "ResourceClaim"],
     }

@@ -32,6 +32,8 @@ NAMESPACE_LABELS = {
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
+# Of Multus: the network that takes the place of the pod network.
+DEFAULT = "v1.multus-cni.io/default-network"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
 TOLERATIONS = (
     {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"},

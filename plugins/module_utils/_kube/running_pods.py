@@ -118,22 +118,23 @@ def wait_for_dns(kubectl: Kubectl, seconds: float, clock=time) -> None:
 
 
 def ask(
-    kubectl: Kubectl, namespace: str, names: list[str], resolve: str, peers: dict[str, str] | None = None
+    kubectl: Kubectl, namespace: str, names: list[str], resolve: str, peers: dict[str, str] | None = None, container=""
 ) -> dict[str, str]:
     """The script's output in each pod, or the reason why it could not run or is truncated.
 
-    resolve: a Service's name that every pod looks up. peers: {pod: name of another pod that it looks up}.
+    resolve: a Service's name that every pod looks up. peers: {pod: name of another pod that it looks up}. container: ""
+    for the one that kubectl takes.
     """
 
     def one(name):
-        return _ask(kubectl, namespace, name, resolve, (peers or {}).get(name, ""))
+        return _ask(kubectl, namespace, name, resolve, (peers or {}).get(name, ""), container)
 
     return dict(zip(names, of_each(one, names, pod_probe.unanswered, at_once=4)))
 
 
-def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str, peer: str) -> str:
+def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str, peer: str, container: str) -> str:
     argv = ["sh", "-c", pod_probe.SCRIPT, "sh", resolve, peer if resolve else ""]
-    words = ("exec", "-n", namespace, name, "--", *argv)
+    words = ("exec", "-n", namespace, name, *(["-c", container] if container else []), "--", *argv)
     code, said, error = complete(kubectl.run(*words, limit=120), pod_probe.whole)
     if lost(code, error):
         kubectl.await_server()
@@ -257,18 +258,21 @@ def _look_into(kubectl: Kubectl, pod: str, offered: dict) -> dict:
     events = kubectl.items("events", "-n", namespace, "--field-selector", f"involvedObject.name={name}")
     pod_state = state(item, events)
     seen["pods"][name] = pod_state
+    running = [one for one in item["spec"].get("initContainers") or [] if one.get("restartPolicy") == "Always"]
+    running += item["spec"]["containers"]
     seen["item"] = {
         "namespace": namespace,
         "name": name,
         "annotations": {
             key: value
             for key, value in (item["metadata"].get("annotations") or {}).items()
-            if key in (kube_pods.NETWORKS, kube_pods.STATUS)
+            if "cni" in key or "network" in key
         },
         "host_paths": [
             volume["hostPath"]["path"] for volume in item["spec"].get("volumes") or [] if "hostPath" in volume
         ],
         "host_network": bool(item["spec"].get("hostNetwork")),
+        "runtime_class": item["spec"].get("runtimeClassName") or "",
         "claims": _claims(item, offered["dra"]["claims"]),
         "security": item["spec"].get("securityContext") or {},
         "containers": [
@@ -277,9 +281,15 @@ def _look_into(kubectl: Kubectl, pod: str, offered: dict) -> dict:
                 "limits": (container.get("resources") or {}).get("limits") or {},
                 "security": container.get("securityContext") or {},
             }
-            for container in item["spec"]["containers"]
+            for container in running
         ],
     }
     if pod_state["ready"]:
-        seen["answers"] = ask(kubectl, namespace, [name], resolve="")
+        # Only the container that requests an RDMA resource has its devices.
+        using = next((one["name"] for one in running if _uses_rdma(one.get("resources") or {})), "")
+        seen["answers"] = ask(kubectl, namespace, [name], resolve="", container=using)
     return seen
+
+
+def _uses_rdma(resources: dict) -> bool:
+    return bool(resources.get("claims")) or any(name.startswith("rdma/") for name in resources.get("limits") or {})

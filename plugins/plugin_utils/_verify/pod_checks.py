@@ -1,6 +1,8 @@
 """What must be true of a pod that does RDMA, and what prevents RDMA in a user's pod, as named checks. Pure."""
 
+import difflib
 import json
+import re
 
 from ...module_utils._cni import nad_lint, node_lint
 from ...module_utils._core import text as core_text
@@ -600,50 +602,72 @@ def diagnose(pod: dict, hosts: list[dict], cluster: dict, name: str) -> list[dic
     state, networks = pod["pods"][item["name"]], cluster["networks"]
     wanted, refused = _selections(item)
     checks = [refused] if refused else []
-    limits = {resource for container in item["containers"] for resource in container["limits"]}
+    if item["host_network"] and wanted:
+        step = "remove hostNetwork, or the annotation"
+        seen = "hostNetwork: true, so Multus attaches nothing: the pod uses the interfaces of the node"
+        checks.append(check("pod:annotation", obj, FAILED, "a network of the pod's own", seen, step))
+        wanted = []
+    if re.search("kata|gvisor|runsc", item["runtime_class"]):
+        step = "leave runtimeClassName out in pods that do RDMA"
+        seen = f"runtimeClassName {item['runtime_class']}, which keeps the node's devices out"
+        checks.append(check("pod:runtime-class", obj, FAILED, "a runtime that passes device files on", seen, step))
+    limits = {
+        resource
+        for container in item["containers"]
+        for resource, number in container["limits"].items()
+        if core_text.quantity(number)
+    }
     known = {network["resource"] for network in networks}
     resources = sorted(resource for resource in limits if resource.startswith("rdma/") or resource in known)
+    checks += _offered(obj, resources, cluster)
     checks += _attachments(obj, item, wanted, networks, resources)
     checks += claim_checks.of_user(obj, item.get("claims") or {}, state, cluster.get("dra") or claim_checks.NOTHING)
     if refused is None and not (item.get("claims") and not resources):
-        checks += _held_resources(obj, wanted, resources, item)
+        checks += _held_resources(obj, wanted, resources, limits, item)
     checks.append(_privileges(obj, item))
     answer = pod_probe.parse(pod["answers"].get(item["name"], ""))
     checks += verify_cluster_checks.user_pod(item, answer, networks, wanted)
     if not state["ready"]:
-        step = messages.next_step(state["reasons"])
-        return [*checks, check("pod:running", obj, FAILED, "Running and ready", _why(state), step)]
+        ended = state["phase"] == "Succeeded"
+        step = "its containers have ended; check a pod that runs" if ended else messages.next_step(state["reasons"])
+        status = NOT_VERIFIED if ended else FAILED
+        return [*checks, check("pod:running", obj, status, "Running and ready", _why(state), step)]
     checks.append(check("pod:running", obj, PASSED, "Running and ready", f"on {state['node']}"))
     return [*checks, *_inside_user_pod(obj, item, answer, wanted)]
 
 
 def _selections(item: dict):
-    """[(namespace, name, interface)] of the networks annotation, and a failed check if it cannot be parsed."""
-    text = (item["annotations"].get(pods.NETWORKS) or "").strip()
-    if not text:
-        return [], None
-    selected = []
-    if text.startswith("["):
-        try:
-            given = json.loads(text)
-            if not all(isinstance(selection, dict) for selection in given):
-                raise ValueError("a selection is no mapping")
-        except ValueError as error:
-            step = 'write it as [{"name": "rail0"}], or as rail0,rail1'
-            obj = f"pod {item['namespace']}/{item['name']}"
-            return [], check("pod:annotation", obj, FAILED, "readable", f"{error}", step)
-        selected = [
-            (selection.get("namespace") or item["namespace"], selection.get("name"), selection.get("interface"))
-            for selection in given
-        ]
+    """[(namespace, name, interface)] of the networks annotation, and a failed check if it cannot be used."""
+    text, default = (str(item["annotations"].get(key) or "").strip() for key in (pods.NETWORKS, pods.DEFAULT))
+    try:
+        selected = [(space, name, "eth0") for space, name, _own in _parsed(default, item["namespace"])]
+        return selected + _parsed(text, item["namespace"]), None
+    except ValueError as error:
+        step = 'write it as [{"name": "rail0"}], or as rail0,rail1'
+        obj = f"pod {item['namespace']}/{item['name']}"
+        return [], check("pod:annotation", obj, FAILED, "an annotation that Multus can read", f"{error}", step)
+
+
+def _parsed(text: str, namespace: str) -> list[tuple]:
+    """(namespace, name, interface) of each network, as Multus reads a text; ValueError where it refuses the pod."""
+    if any(sign in text for sign in '[{"'):
+        given = json.loads(text)
+        if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+            raise ValueError("JSON that is no list of mappings")
+        selected = [tuple(one.get(key) for key in ("namespace", "name", "interface")) for one in given]
     else:
-        for part in text.split(","):
-            place, _at, interface = part.strip().partition("@")
-            namespace, _slash, name = place.rpartition("/")
-            selected.append((namespace or item["namespace"], name, interface or None))
-    return [
-        (space, name, interface or f"net{number}") for number, (space, name, interface) in enumerate(selected, 1)
-    ], None
+        parts = [part.strip().partition("@") for part in text.split(",")] if text else []
+        selected = [(*place.rpartition("/")[::2], interface) for place, _at, interface in parts]
+    named = [(space or namespace, name, own or f"net{number}") for number, (space, name, own) in enumerate(selected, 1)]
+    taken = ["eth0"]
+    for space, name, interface in named:
+        odd = [one for one in (space, name) if not re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", str(one))]
+        if odd:
+            raise ValueError(f"{odd[0]!r} is no name of a network: wanted lower-case letters, digits and -")
+        if not isinstance(interface, str) or len(interface) > 15 or interface in taken:
+            raise ValueError(f"interface {interface} of {name} is taken already, or longer than 15 characters")
+        taken.append(interface)
+    return named
 
 
 def _attachments(obj: str, item: dict, wanted: list, networks: list[dict], resources: list[str]) -> list[dict]:
@@ -670,7 +694,17 @@ def _attachments(obj: str, item: dict, wanted: list, networks: list[dict], resou
     return checks
 
 
-def _held_resources(obj: str, wanted: list, resources: list[str], item: dict):
+def _offered(obj: str, resources: list[str], cluster: dict):
+    """Resources that no node has, which a pod waits for without end."""
+    there = {name for node in cluster["nodes"] for name in node["capacity"]}
+    there |= set((cluster.get("dra") or {}).get("extended") or ())
+    for resource in sorted(set(resources) - there):
+        seen = f"{resource}; there are {core_text.listing(sorted(filter(None, there))) or 'none'}"
+        step = "correct the name in the limits, or resourcePrefix and resourceName of the plugin"
+        yield check(f"pod:offered:{resource}", obj, FAILED, "a resource that a node offers", seen, step)
+
+
+def _held_resources(obj: str, wanted: list, resources: list[str], limits: set, item: dict):
     if item["host_network"]:
         return
     for resource in resources:
@@ -679,10 +713,14 @@ def _held_resources(obj: str, wanted: list, resources: list[str], item: dict):
         if not names:
             seen = f"{resource} without a networks annotation: RoCE needs an interface of the same HCA in the pod"
             step = f"add the annotation {pods.NETWORKS}; verbs over InfiniBand need none"
-            yield check("pod:annotation", obj, NOT_VERIFIED, "a network for the resource", seen, step)
+            near = difflib.get_close_matches(pods.NETWORKS, set(item["annotations"]) - {pods.STATUS}, 1, 0.9)
+            seen += "".join(f", but with {key}, which nobody reads" for key in near)
+            status = FAILED if near else NOT_VERIFIED
+            yield check("pod:annotation", obj, status, "a network for the resource", seen, step)
     if not resources:
         step = "add to a container: resources.limits rdma/NAME: 1"
-        yield check("pod:resource", obj, FAILED, "an RDMA resource in the limits", "none", step)
+        seen = core_text.listing(sorted(limits)) or "none"
+        yield check("pod:resource", obj, FAILED, "an RDMA resource in the limits", seen, step)
 
 
 def _privileges(obj: str, item: dict) -> dict:

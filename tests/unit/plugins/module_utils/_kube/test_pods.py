@@ -512,12 +512,12 @@ def test_check_mode_starts_no_pod_and_lints_all_the_same():
     assert ids(found, "not_verified") == ["pod:workload", "pod:seed"]
 
 
-def own(annotation="rail0", limits=("rdma/rail0",), security=None, answer=ROCE, namespace="default", **changes):
+def own(annotation="rail0", limits=("rdma/rail0",), security=None, answer=ROCE, space="default", more=(), **changes):
     container = {"name": "app", "limits": dict.fromkeys(limits, "1"), "security": security or {}}
     annotations = {kube_pods.NETWORKS: annotation} if annotation else {}
-    item = {"namespace": namespace, "name": "mine", "annotations": annotations, "host_network": False, "security": {}}
+    item = {"namespace": space, "name": "mine", "annotations": annotations, "host_network": False, "security": {}}
     seen = {"api_error": None, "pods": {"mine": running()}, "answers": {"mine": answer}}
-    return {**seen, "item": {**item, "containers": [container]}, **changes}
+    return {**seen, "item": {**item, "runtime_class": "", "containers": [container], **dict(more)}, **changes}
 
 
 def diagnosis(**changes):
@@ -538,10 +538,16 @@ PENDING = running(ready=False, phase="Pending", reasons=["Unschedulable: Insuffi
 @pytest.mark.parametrize(("changes", "identity", "words"), [
     ({"limits": ()}, "resource:rdma/rail0", "no container requests rdma/rail0"),
     ({"annotation": None}, "annotation", "without a networks annotation"),
-    ({"namespace": "train"}, "network:rail0", "there is one in default"),
+    ({"space": "train"}, "network:rail0", "there is one in default"),
     ({"annotation": "rail7"}, "network:rail7", "no network of this name"),
     ({"annotation": "[{"}, "annotation", "Expecting"),
     ({"annotation": '["rail0"]'}, "annotation", "mapping"),
+    ({"annotation": '{"name": "rail0"}'}, "annotation", "no list of mappings"),
+    ({"annotation": "rail0,rail1@net1"}, "annotation", "net1 of rail1 is taken"),
+    ({"more": {"annotations": {"k8s.v1.cni.cncf.io/network": "rail0"}}}, "annotation", "nobody reads"),
+    ({"more": {"host_network": True}}, "annotation", "hostNetwork"),
+    ({"more": {"runtime_class": "kata-qemu"}}, "runtime-class", "kata-qemu"),
+    ({"limits": ("rdma/rail_0",)}, "offered:rdma/rail_0", "rdma/rail0"),
     ({"security": {"privileged": True}}, "privileges", "privileged"),
     ({"pods": {"mine": PENDING}}, "running", "Insufficient"),
     ({"missing": 'pods "mine" not found'}, "exists", "not found"),
@@ -554,6 +560,24 @@ def test_what_keeps_a_pod_from_rdma_is_named(changes, identity, words):
     answer = {"answer": replaced(*changes["answer"])} if "answer" in changes else {}
     found = diagnosis(**copy.deepcopy(changes) | answer)[f"pod:{identity}"]
     assert (words in found["seen"], bool(found["next_step"])) == (True, True)
+
+
+def test_the_container_with_the_resource_is_asked_sidecars_too():
+    side = {"name": "side", "restartPolicy": "Always", "resources": {"limits": {"rdma/rail0": "1"}}}
+    spec = {"containers": [{"name": "proxy"}], "initContainers": [{"name": "once"}, side]}
+    status = {"conditions": [{"type": "Ready", "status": "True"}]}
+    item, asked = {"metadata": {"name": "p", "namespace": "default"}, "spec": spec, "status": status}, []
+
+    class Api:
+        def items(self, kind, *_words):
+            return [item] if kind == "pod" else []
+
+        def run(self, *words, limit):
+            asked.append(words[words.index("-c") + 1])
+            return 0, f"x\n{pod_probe.END}\n", ""
+
+    found = running_pods.inspect_pod(Api(), "default/p", {"dra": {"claims": []}})
+    assert ([one["name"] for one in found["item"]["containers"]], asked) == (["side", "proxy"], ["side"])
 
 
 K3S = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
