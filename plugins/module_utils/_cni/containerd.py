@@ -1,7 +1,7 @@
 """A node's container runtime: the keys of containerd's config.toml that CNI, CDI and test pods depend on.
 
 Pure except `read` and `tools`; standard library only, and Python 3.9 has no TOML parser, so this reads the subset that
-containerd's own and k3s' rendered files use: tables, strings, integers, booleans, arrays of strings.
+such files use: tables, also inline, dotted keys, strings, integers, booleans, arrays of strings.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Paths of libraries, alternatives of programs, and the list of verbs providers. DOCA has folders in /opt.
 _FURTHER = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/libibverbs.d", "/opt/mellanox")
 _TABLE = re.compile(r"^\[+\s*(.+?)\s*\]+$")
+_ITEM = re.compile(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|[^,])+""")  # of an inline table
 # Tables of the CRI plugin: configuration version 2 and, since containerd 2, version 3.
 _CNI = ("plugins.io.containerd.grpc.v1.cri.cni", "plugins.io.containerd.cri.v1.runtime.cni")
 _SANDBOX = (
@@ -83,8 +84,20 @@ def tables(text: str) -> dict[str, dict]:
         if value.count("[") > value.count("]"):
             pending = line + " "
             continue
-        found[current][key.strip().strip("\"'")] = _value(value.strip())
+        _put(found, current, key, value.strip())
     return found
+
+
+def _put(found: dict, table: str, key: str, value: str) -> None:
+    """One setting. Its key may name a table below the current one, as an inline table does."""
+    name = re.sub(r"[\"'\s]", "", f"{table}.{key}" if table else key)
+    if value.startswith("{"):
+        for item in _ITEM.findall(value[1:-1]):
+            inner, _equals, text = item.partition("=")
+            _put(found, name, inner, text.strip())
+        return
+    place, _dot, leaf = name.rpartition(".")
+    found.setdefault(place, {})[leaf] = _value(value)
 
 
 def _without_comment(line: str) -> str:

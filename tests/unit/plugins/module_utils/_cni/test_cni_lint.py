@@ -197,6 +197,9 @@ def test_flannel_itself_may_listen_on_its_health_port(node):
     (['[plugins."io.containerd.grpc.v1.cri".cni]\nbin_dir = "/a"\n'], {"bin_dirs": ["/a"]}),
     ([f"{CNI_TABLE}conf_dir = '/one'\n", f"{CNI_TABLE}conf_dir = '/two'\n"], {"conf_dir": "/two"}),
     (["[plugins.'io.containerd.cri.v1.runtime'.containerd]\nconf_dir = '/x'\n"], {}),
+    (["[plugins.'io.containerd.cri.v1.runtime']\ncni = {bin_dirs = ['/a', '/b'], max_conf_num = 3}\n"],
+     {"bin_dirs": ["/a", "/b"], "max_conf_num": 3}),
+    (['plugins."io.containerd.grpc.v1.cri".cni.conf_dir = "/a"\n'], {"conf_dir": "/a"}),
     ([f"{CNI_TABLE}conf_dir = 5\nbin_dirs = []\nbin_dir = ['/a']\nmax_conf_num = '2'\n"], {}),
 ])  # fmt: skip
 def test_containerd_is_read_as_it_reads_itself(texts, expected):
