@@ -287,9 +287,12 @@ class _Import:
         self._image(page, path, None, became, why, ours="the collection's own plugin")
         if not isinstance(page.get(*path), dict):
             return
-        if page.has(*path, "useCdi"):
-            self.variables["device_plugin_use_cdi"] = bool(page.get(*path, "useCdi"))
-            page.say((*path, "useCdi"), TAKEN, f"device_plugin_use_cdi: {short(page.get(*path, 'useCdi'))}")
+        cdi = page.get(*path, "useCdi")
+        if isinstance(cdi, bool):
+            self.variables["device_plugin_use_cdi"] = cdi
+            page.say((*path, "useCdi"), TAKEN, f"device_plugin_use_cdi: {short(cdi)}")
+        elif cdi is not None:
+            page.refuse((*path, "useCdi"), "true or false", repr(cdi), "write it without quotes")
         self._config(page, path, resources.read)
         page.leave(path, _IMAGE_FIELDS)
 

@@ -84,8 +84,11 @@ def _exclusions(page: Page) -> list[str]:
     given = page.get("spec", "exclusions")
     for number, item in enumerate(given if isinstance(given, list) else [given] if given else []):
         try:
-            ranges = netaddr.iprange_to_cidrs(item["startIP"], item["endIP"])
-        except (netaddr.AddrFormatError, IndexError, KeyError, TypeError, ValueError):
+            first, last = (netaddr.IPAddress(item[key]) for key in ("startIP", "endIP"))
+            if first > last:
+                raise ValueError("netaddr takes them the other way round")
+            ranges = netaddr.iprange_to_cidrs(first, last)
+        except (netaddr.AddrFormatError, AttributeError, IndexError, KeyError, TypeError, ValueError):
             path = ("spec", "exclusions", number)
             page.refuse(path, "startIP and endIP", short(item), "give both addresses, the lower one first")
             continue
@@ -121,7 +124,7 @@ def _say_blocks(page: Page, made: dict, where: str, nodes: int) -> None:
         return
     serves = address_pool.make(subnet, block=size).blocks
     why = f"{subnet} holds {text.count(serves, 'block')} of {size}: no more nodes than that"
-    page.say(path, WRONG if nodes > serves else TAKEN, f"{where}: per_node_block_size: {size}", why)
+    page.say(path, WRONG if max(nodes, 1) > serves else TAKEN, f"{where}: per_node_block_size: {size}", why)
 
 
 # --- networks ---------------------------------------------------------------------------------------------------------
@@ -331,7 +334,9 @@ def join(items: list[tuple], pools: dict) -> dict:
         if not name:
             continue
         path = ("spec", "ipam", "poolName")
-        if name not in pools:
+        if len(name.split(",")) > 1 and set(name.split(",")) & set(pools):
+            page.refuse(path, "one pool", name, "create one network for each pool")
+        elif name not in pools:
             why = "no IPPool of this name is in the files: it must exist in the cluster"
             page.say(path, TAKEN, f"pool: {name}", why)
         elif name in owners:

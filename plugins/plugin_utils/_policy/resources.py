@@ -88,8 +88,8 @@ def _selectors(page: Page, path: tuple, entry: dict, kept: dict, resource: str, 
     elif devices:
         page.say((*path, "devices"), LEFT_OUT, why="selectors win if both are set")
     given = kept.get("selectors")
-    if not isinstance(given, dict) or not given:
-        page.refuse((*path, "selectors"), "selectors", short(given), f"name {text.listing(_SELECTORS)}")
+    if not isinstance(given, dict) or not isinstance(devices or [], list) or not any(given.values()):
+        page.refuse((*path, "selectors"), "lists of names", short(given), f"name {text.listing(_SELECTORS)}")
         return
     if "selectors" not in entry:
         return
@@ -102,7 +102,10 @@ def _selectors(page: Page, path: tuple, entry: dict, kept: dict, resource: str, 
             step = "write it as a list of strings"
             page.refuse((*path, "selectors", key), "a list", short(value), step)
             kept["selectors"].pop(known[str(key).lower()])
-    _say_matches(page, (*path, "selectors"), kept["selectors"], resource, nodes)
+    if any(kept["selectors"].values()):
+        _say_matches(page, (*path, "selectors"), kept["selectors"], resource, nodes)
+    else:
+        page.refuse((*path, "selectors"), "a selector", short(given), f"name {text.listing(_SELECTORS)}")
 
 
 def _say_matches(page: Page, path: tuple, selectors: dict, resource: str, nodes: list[dict]) -> None:
