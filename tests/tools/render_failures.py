@@ -40,7 +40,7 @@ def chapter(title: str, pitfalls: list[list[str]]) -> str:
 
 
 def messages(one: dict) -> str:
-    cells = [("<br>".join(f"`{text}`" for text in texts), cause, fix) for texts, cause, fix, _source in one["says"]]
+    cells = [("<br>".join(f"`{text}`" for text in texts), cause, fix) for texts, cause, fix in one["says"]]
     lines = [f"### {one['component']}, from {one['read']}", "", "| text | cause | fix |", "|---|---|---|"]
     return "\n".join(
         [*lines, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells), ""]

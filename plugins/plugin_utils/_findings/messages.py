@@ -24,7 +24,7 @@ MESSAGES = tuple(
         one["component"], text, cause, fix, re.compile(r"\S*?".join(map(re.escape, text.split("*"))), re.IGNORECASE)
     )
     for one in DOCUMENT["messages"]
-    for texts, cause, fix, _source in one["says"]
+    for texts, cause, fix in one["says"]
     for text in texts
 )
 _LOOK = {one["component"].lower(): one["look"] for one in DOCUMENT["messages"] if "look" in one}
