@@ -265,6 +265,10 @@ def _values(obj: str, part: dict):
         if value is not None and not (type(value) is int and 0 <= value <= most):
             step = "write it without quotes: the plugin refuses a text, and any other number"
             yield Finding(obj, f"{key} from 0 to {most}", json.dumps(value), step, "nad:value")
+    address = str(part.get("pciBusID") or "0000:00:00.0")
+    if not re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address):
+        step = "write it in lower case and with its domain: the plugin looks for a folder of this name"
+        yield Finding(obj, "pciBusID as in /sys/bus/pci/devices", address, step, "nad:value")
     for key, (form, name) in _TYPED.items():
         if part.get(key) is not None and not isinstance(part[key], form):
             step = "the plugin refuses any other type"
@@ -531,8 +535,7 @@ def _held(obj: str, config: dict, span: tuple, node: dict):
 
 def _pod_routes(network: dict, obj: str, config: dict, cluster: dict):
     """Routes that divert the pod's own traffic, which sbr keeps in a separate table; and those without a way out."""
-    specs = _specs(network, config)
-    routes = [route for given in (config.get("ipam") or {}, *specs) for route in dicts(given.get("routes"))]
+    specs, routes = _specs(network, config), _routes_given(network, config)
     subnets = [item[0] for item in ranges_of(config)]
     step = "correct it: the pod reaches a gateway only in a subnet of its own"
     for gateway in _networks([route["gw"] for route in routes if route.get("gw")]) if subnets else ():
@@ -561,6 +564,11 @@ def _specs(network: dict, config: dict) -> list[dict]:
     return [network["pools"][key] for key in pool_keys(config) if key in (network.get("pools") or {})]
 
 
+def _routes_given(network: dict, config: dict) -> list[dict]:
+    parts = (config.get("ipam") or {}, *_specs(network, config))
+    return [route for given in parts for route in dicts(given.get("routes"))]
+
+
 def _is_default(destination) -> bool:
     """Includes the halves of the address space, which override a default route."""
     return any(network.prefixlen <= 1 for network in _networks([destination] if isinstance(destination, str) else []))
@@ -582,8 +590,7 @@ def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: di
     specs = _specs(network, config)
     problems = [
         f"a route to {route.get('dst')}" + (f" through {route['gw']}" if route.get("gw") else "")
-        for given in (config.get("ipam") or {}, *specs)
-        for route in dicts(given.get("routes"))
+        for route in _routes_given(network, config)
         if not _is_route(route)
     ]
     problems += [

@@ -56,6 +56,13 @@ _ALLOWED_IPAM = {
     "pool": ("nv-ipam",),
     "per_node_block_size": ("host-local", "nv-ipam"),
 }
+_OF_POOL = ("subnet", "per_node_block_size", "gateway", "exclude")
+# What it is, and whether it has a prefix, if that matters.
+_ADDRESSES = {
+    **dict.fromkeys(("range_start", "range_end", "gateway"), ("an address without a prefix", False)),
+    **dict.fromkeys(("subnet", "exclude"), ("an address or network", None)),
+    "addresses": ("an address with its prefix", True),
+}
 _INSTEAD = {
     "mtu": "such an interface has the MTU of its device: set it there (rail_links_settings)",
     "vlan": "create the VLAN interface on the nodes and set it as master",
@@ -152,7 +159,7 @@ def _normal(item: dict, variables: dict) -> dict:
 
 def check(attachments: list[dict], variables: dict) -> list[Finding]:
     """Problems of the attachments themselves, regardless of the nodes."""
-    found, seen_names = [], {}
+    found, seen_names, pools = [], {}, {}
     for item in attachments:
         obj = f"attachment {item['name']}"
         if not _NAME.fullmatch(item["name"]) or len(item["name"]) > 63:
@@ -169,6 +176,11 @@ def check(attachments: list[dict], variables: dict) -> list[Finding]:
         found += _options(obj, item, item["type"], _ALLOWED, "type")
         found += _options(obj, item, item["ipam"], _ALLOWED_IPAM, "IPAM")
         found += _required(obj, item)
+        if item["ipam"] == "nv-ipam" and item.get("subnet"):
+            pool, made = item.get("pool") or item["name"], [item.get(key) for key in _OF_POOL]
+            if pools.setdefault(pool, made) != made:
+                step = "give each its own pool; of those that share one, let one attachment set its options"
+                found.append(Finding(obj, f"one IPPool {pool}", "two with different options", step, "networks:pool"))
         component = [COMPONENT_OF.get(item["type"]), COMPONENT_OF.get(item["ipam"])]
         for name in filter(None, component):
             if name not in variables["networks_components"] and not variables["networks_components_external"]:
@@ -214,23 +226,13 @@ def _required(obj: str, item: dict) -> list[Finding]:
     if ipam == "nv-ipam" and not (item.get("subnet") or item.get("pool")):
         step = "set subnet, or pool for one that exists"
         found.append(Finding(obj, "a subnet or a pool for nv-ipam", "neither", step, "networks:subnet"))
-    for option, value in _addresses(item):
-        form = {"subnet": "a network", "exclude": "an address or network", "addresses": "an address with its prefix"}
-        odd = {"subnet": False, "exclude": False, "addresses": "/" not in str(value)}.get(option, "/" in str(value))
-        if as_network(value) is None or odd:
-            wanted = f"{form.get(option, 'an address without a prefix')} in {option}"
-            step = "write it as 192.0.2.0/24 or 192.0.2.1"
-            found.append(Finding(obj, wanted, repr(value), step, "networks:address"))
+    for option, (form, prefixed) in _ADDRESSES.items():
+        given = item.get(option) or []
+        for value in given if isinstance(given, list) else [given]:
+            if as_network(value) is None or prefixed not in (None, "/" in str(value)):
+                step = "write it as 192.0.2.0/24 or 192.0.2.1"
+                found.append(Finding(obj, f"{form} in {option}", repr(value), step, "networks:address"))
     return found
-
-
-def _addresses(item: dict):
-    for option in ("subnet", "range_start", "range_end", "gateway"):
-        if item.get(option):
-            yield option, item[option]
-    for option in ("exclude", "addresses"):
-        for value in item.get(option) or []:
-            yield option, value
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------

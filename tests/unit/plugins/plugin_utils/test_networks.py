@@ -254,6 +254,9 @@ def test_two_attachments_of_one_name_are_refused_and_one_is_in_each_namespace(pl
     item = {"name": "data", "type": "macvlan", "master": "eth2", "ipam": "none"}
     made = plan([node()], attachments=[item, {**item, "namespaces": ["train"]}])
     assert [one.id for one in made["findings"]] == ["networks:name"]
+    pools = [{**item, "name": name, "ipam": "nv-ipam", "pool": "p", "subnet": f"9.{name}.0.0/24"} for name in "12"]
+    made = plan([node()], attachments=pools, components=["nv-ipam"])
+    assert [one.id for one in made["findings"]] == ["networks:pool"]
     made = plan([node()], attachments=[{**item, "namespaces": ["default", "train"]}])
     assert [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in made["objects"]] == [
         ("Namespace", None, "train"),

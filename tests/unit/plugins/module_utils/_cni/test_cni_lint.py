@@ -379,6 +379,7 @@ ROWS = {
     "static without an address": (addressed({"type": "static"}), "ipam"),
     "options beside the chain": (bare(ipam=LOCAL, plugins=[{**MACVLAN, "ipam": {}}]), "chain"),
     "an interface of the pod as master": (macvlan(master="net1", linkInContainer=True, ipam={}), None),
+    "an address of PCI without its domain": (bare(type="host-device", pciBusID="18:00.0", ipam={}), "value"),
     "trust as a bool": (bare(VFS, type="sriov", trust=True), "value"),
     "an exclusion as text": (addressed(WHEREABOUTS, exclude="198.18.2.128/25"), "value"),
     "an empty spec and no file": (nad(None), "file"),
