@@ -247,7 +247,8 @@ def serve(values: dict[str, object], rest: list[str]) -> int:
     """Run until a signal. Exits without joining threads: a hung read would block the interpreter."""
     # The library's core reports each connection that a kubelet cuts, past our log and once per call.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    _small_pages()
+    # No transparent huge pages: if they are always on, a thread's stack can take 2 MiB instead of 40 KiB.
+    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
     _one_heap()
     asyncio = _asyncio() if values["mode"] == MODE.default else importlib.import_module("asyncio")
     from . import daemon, status
@@ -284,11 +285,6 @@ def _all_descriptors() -> None:
 
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _small_pages() -> None:
-    """No transparent huge pages: if they are always on, a thread's stack can take 2 MiB instead of 40 KiB."""
-    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def _one_heap() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import pathlib
 import socket
-import stat
 import struct
 import time
 
@@ -39,7 +39,7 @@ def ask_all(served: dict[str, str], folders: list[str]) -> dict[str, dict]:
     served: the server of each resource. folders: the kubelet's folders for sockets; a plugin may use either or both.
     """
     paths = {name: [f"{folder}/{name}.sock" for folder in folders] for name in served if os.sep not in name}
-    there = [path for places in paths.values() for path in places if _is_socket(path)]
+    there = [path for places in paths.values() for path in places if pathlib.Path(path).is_socket()]
     with concurrent.futures.ThreadPoolExecutor(max_workers=32) as pool:
         answers = dict(zip(there, pool.map(ask, there)))
     lives = {path for path, why in answers.items() if why == _REFUSED and path.endswith(f"{DRIVERS}.sock")}
@@ -48,13 +48,6 @@ def ask_all(served: dict[str, str], folders: list[str]) -> dict[str, dict]:
         name: {"sockets": {path: answers[path] for path in places if path in answers}, "by": served[name]}
         for name, places in paths.items()
     }
-
-
-def _is_socket(path: str) -> bool:
-    try:
-        return stat.S_ISSOCK(os.stat(path).st_mode)
-    except OSError:
-        return False
 
 
 def ask(path: str, seconds: float = PATIENCE) -> str:

@@ -75,10 +75,6 @@ def _time(event: dict) -> str:
     return (last or event.get("eventTime") or "")[:19]
 
 
-def unrecoverable(pod: dict) -> bool:
-    return any(reason.startswith(UNRECOVERABLE) for reason in pod["reasons"]) or pod["phase"] == "Failed"
-
-
 def wait_for_pods(kubectl: Kubectl, namespace: str, names: list[str], seconds: float, clock=time) -> dict:
     """State of the pods once all run, the others cannot recover, or the time is up."""
     deadline = clock.monotonic() + seconds
@@ -91,9 +87,9 @@ def wait_for_pods(kubectl: Kubectl, namespace: str, names: list[str], seconds: f
             if item["kind"] == "Pod" and item["metadata"]["name"] in names
         }
         waiting = [pod for pod in states.values() if not pod["ready"]]
-        if len(states) == len(names) and all(unrecoverable(pod) for pod in waiting):
-            return states
-        if clock.monotonic() > deadline:
+        waiting = [pod for pod in waiting if not any(reason.startswith(UNRECOVERABLE) for reason in pod["reasons"])]
+        over = len(states) == len(names) and all(pod["phase"] == "Failed" for pod in waiting)
+        if over or clock.monotonic() > deadline:
             return states
         clock.sleep(2)
 
@@ -286,10 +282,7 @@ def _look_into(kubectl: Kubectl, pod: str, offered: dict) -> dict:
     }
     if pod_state["ready"]:
         # Only the container that requests an RDMA resource has its devices.
-        using = next((one["name"] for one in running if _uses_rdma(one.get("resources") or {})), "")
-        seen["answers"] = ask(kubectl, namespace, [name], resolve="", container=using)
+        wants = [(one["name"], one.get("resources") or {}) for one in running]
+        using = (own for own, had in wants if had.get("claims") or "rdma/" in " ".join(had.get("limits") or {}))
+        seen["answers"] = ask(kubectl, namespace, [name], resolve="", container=next(using, ""))
     return seen
-
-
-def _uses_rdma(resources: dict) -> bool:
-    return bool(resources.get("claims")) or any(name.startswith("rdma/") for name in resources.get("limits") or {})

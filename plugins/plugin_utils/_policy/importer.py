@@ -153,7 +153,10 @@ class _Import:
             return
         self.pages.append(page)
         if kind == "ConfigMap" and page.has("data", "config.json"):
-            self._config_map(page)
+            path = ("data", "config.json")
+            given = resources.sriov_resources if "resourceList" in str(page.get(*path)) else resources.read
+            given(page, path, self.nodes, self.variables)
+            page.finish()
         elif kind not in GROUPS:
             why = _NOT_IMPORTED.get(kind, f"{kind} is not a kind that is imported; the object stays unchanged")
             page.say((), LEFT_OUT, why=why, was=kind)
@@ -174,12 +177,6 @@ class _Import:
         else:
             netdevs = {node["host"]: resources.netdevs(node["facts"]) for node in self.nodes}
             self.items.append((page, networks.attachment(page, netdevs)))
-
-    def _config_map(self, page: Page) -> None:
-        path = ("data", "config.json")
-        read = resources.sriov_resources if "resourceList" in str(page.get(*path)) else resources.read
-        read(page, path, self.nodes, self.variables)
-        page.finish()
 
     def _policy(self, page: Page) -> None:
         if page.name != POLICY_NAME:
