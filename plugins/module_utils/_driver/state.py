@@ -19,6 +19,8 @@ _SOURCES = {
     packages.APT: ("/etc/apt/sources.list.d", (".list", ".sources")),
     packages.DNF: ("/etc/yum.repos.d", (".repo",)),
 }
+_MAIN = "/etc/apt/sources.list"
+_OFF = re.compile(r"^enabled\s*[=:]\s*(0|false|no)$", re.IGNORECASE | re.MULTILINE)
 
 
 def read(
@@ -39,8 +41,8 @@ def read(
         "held": held,
         "unfinished": {name: seen for name, seen in unfinished.items() if packages.stack_packages({name: ""})},
         "files": {path: _text(tree, path) for path in [*own, packages.PINS, packages.SERVICE]},
-        "foreign_repositories": list(_foreign(tree, kind)),
-        "enabled_repositories": list(_enabled(tree)) if kind == packages.DNF else [],
+        "foreign_repositories": _foreign(tree, kind),
+        "enabled_repositories": _enabled(tree) if kind == packages.DNF else [],
         "origins": packages.origins_of(kind, asked, _text(tree, own[-1]) or "" if own else "", run),
         "kernels": kernels,
         "headers": {kernel: tree.exists(f"/lib/modules/{kernel}/build/Makefile") for kernel in kernels},
@@ -72,27 +74,26 @@ def _packages(tree: Tree, kind: str | None, seams: Seams) -> tuple[dict[str, str
     return installed, held, unfinished
 
 
-def _foreign(tree: Tree, kind: str | None) -> Iterator[str]:
-    if kind is None:
-        return
-    directory, endings = _SOURCES[kind]
-    for name in tree.listdir(directory):
-        path = f"{directory}/{name}"
-        if name.endswith(endings) and path != packages.REPOSITORIES[kind]:
-            lines = (line.split("#", 1)[0] for line in (tree.read(path) or "").splitlines())
-            if any(packages.VENDOR.search(line) for line in lines):
-                yield path
+def _sources(tree: Tree, kind: str | None) -> Iterator[tuple[str, str]]:
+    """(path, text) of each part of the sources of apt or dnf that is not switched off."""
+    directory, endings = _SOURCES.get(kind or "", ("", ()))
+    files = [f"{directory}/{name}" for name in tree.listdir(directory) if name.endswith(endings)]
+    for path in [*files, *([_MAIN] if kind == packages.APT else [])]:
+        lines = (line.split("#", 1)[0].rstrip() for line in (tree.read(path) or "").splitlines())
+        for text in re.split(r"(?m)^\[" if kind == packages.DNF else r"\n\n", "\n".join(lines)):
+            if not _OFF.search(text):
+                yield path, text
 
 
-def _enabled(tree: Tree) -> Iterator[tuple[str, str]]:
+def _foreign(tree: Tree, kind: str | None) -> list[str]:
+    found = dict.fromkeys(path for path, text in _sources(tree, kind) if packages.VENDOR.search(text))
+    return [path for path in found if path != packages.REPOSITORIES[kind or ""]]
+
+
+def _enabled(tree: Tree) -> list[tuple[str, str]]:
     """(id, text) of each section of dnf's repository files that is enabled."""
-    directory, (ending,) = _SOURCES[packages.DNF]
-    for name in tree.listdir(directory) if tree.isdir(directory) else ():
-        if name.endswith(ending):
-            for section in re.split(r"(?m)^\[", tree.read(f"{directory}/{name}") or "")[1:]:
-                identity, _bracket, text = section.partition("]")
-                if not re.search(r"(?mi)^enabled\s*=\s*(0|false|no)\s*$", text):
-                    yield identity, text
+    parts = [text.partition("]") for _path, text in _sources(tree, packages.DNF)]
+    return [(identity, text) for identity, bracket, text in parts if bracket]
 
 
 def _builds(tree: Tree, run: Callable[[list[str]], tuple[int, str, str]]) -> list[dkms.Build]:

@@ -71,9 +71,10 @@ def installed(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
     flavor is inbox, doca, mlnx_ofed, mlnx_en or ubuntu_archive.
     """
     packages = _dpkg(tree)
-    if packages is None and seams is not None and any(tree.exists(path) for path in RPM_DATABASES):
+    # The tool dpkg on an rpm system has an empty database.
+    if not packages and seams is not None and any(tree.exists(path) for path in RPM_DATABASES):
         listing = seams.rpm()
-        packages = None if listing is None else dict(_RPM.findall(listing))
+        packages = packages if listing is None else dict(_RPM.findall(listing))
     named = _OFED_INFO.search(tree.read("/usr/bin/ofed_info") or "")
     kernel = sorted(name for name in packages or {} if _KERNEL_PACKAGES.match(name))
     ethernet = sorted(name for name in packages or {} if _EN_PACKAGES.match(name))

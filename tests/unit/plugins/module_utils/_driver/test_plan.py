@@ -483,3 +483,21 @@ def test_every_captured_node_can_be_read_and_none_is_changed_from_afar(fixture, 
     made = plan(state, {"flavor": "inbox", "remove_allowed": True}, str(tmp_path))
     assert made.changes == []
     assert made.findings or made.not_verified[0].startswith("the driver is left as it is: ")
+DOCA = "https://linux.mellanox.com/public/repo/doca/3.2.1/x"
+
+
+@pytest.mark.parametrize(("fixture", "path", "text", "foreign"), [
+    (overlays.STALE, "/etc/apt/sources.list", f"deb {DOCA} ./", True),
+    (overlays.STALE, "/etc/apt/sources.list.d/a.sources", f"Types: deb\nURIs: {DOCA}\nEnabled: no\n\nURIs: x", False),
+    ("hfi1", "/etc/yum.repos.d/a.repo", f"[doca]\nbaseurl={DOCA}\n\nenabled = 0\n[epel]\nenabled=1", False),
+    ("hfi1", "/etc/yum.repos.d/a.repo", f"[doca]\nbaseurl={DOCA}\n[other]\nenabled=0", True),
+])  # fmt: skip
+def test_a_source_that_is_switched_off_is_not_one(fixture, path, text, foreign, tmp_path):
+    assert read(tmp_path, overlays.file(path, text), fixture)["foreign_repositories"] == [path] * foreign
+
+
+def test_the_tool_dpkg_does_not_make_an_rpm_system_debian(tmp_path):
+    state = read(tmp_path, overlays.file("/var/lib/dpkg/status", ""), "hfi1")
+    assert "rdma-core" in state["facts"]["driver"]["installed"]["packages"]
+
+
