@@ -235,24 +235,23 @@ _STATUS = "/var/lib/dpkg/status"
 _OURS = "gpufabric-rdma-driver"
 
 
-def origins_of(kind: str | None, names: list[str], own: str, run: Callable) -> dict[str, dict]:
+def origins_of(kind: str | None, names: list[str], own: str, run: Callable) -> dict[str, dict] | None:
     """{name: {vendor, offered, elsewhere}} of installed packages. own: text of our repository file.
 
     vendor: it is from the stack's repository, or that offers this version. offered: some repository has this version.
-    elsewhere: another repository has another version. A package unknown to the manager is left out.
+    elsewhere: another repository has another version. A package unknown to the manager is left out. None if the manager
+    does not answer, as while a repository cannot be reached.
     """
     if not names or kind is None:
         return {}
     if kind == APT:
         code, out, _error = run(["apt-cache", "policy", *names])
-        return {} if code else parse_policy(out, re.findall(r"^URIs: (\S+)", own, re.MULTILINE))
+        return None if code else parse_policy(out, re.findall(r"^URIs: (\S+)", own, re.MULTILINE))
     query = ["dnf", "--quiet", *_DNF_BOUNDS, "repoquery"]
     code, out, _error = run([*query, "--installed", "--queryformat", "%{name} %{from_repo}\n"])
-    if code:
-        return {}
     offered = ["--available", f"--disablerepo={_OURS}", "--queryformat", "%{name} %{version}-%{release} %{repoid}\n"]
-    _code, available, _error = run([*query, *offered, *names])
-    return parse_repoquery(out, available)
+    failed, available, _error = run([*query, *offered, *names])
+    return None if code or failed else parse_repoquery(out, available)
 
 
 def parse_policy(text: str, own: list[str]) -> dict[str, dict]:

@@ -209,7 +209,9 @@ def _restore_inbox(made: Plan, state: dict) -> None:
     for path in (packages.REPOSITORIES[kind], packages.PINS, packages.KEYS[kind], packages.SERVICE):
         if state["files"].get(path) is not None:
             made.change(path, "remove", state["files"][path], "")
-    replaced, foreign = packages.replaced_packages(state["packages"], state["origins"])
+    if state["origins"] is None:
+        made.not_verified.append("packages of the stack's repository stay: the node's repositories do not answer")
+    replaced, foreign = packages.replaced_packages(state["packages"], state["origins"] or {})
     if foreign:
         made.notes.append(
             f"packages of the stack's repository that the distribution does not have stay: {', '.join(foreign)}"

@@ -212,6 +212,9 @@ def test_back_to_inbox(wanted):
 
 def test_what_depends_on_the_stack_is_not_removed_with_it(wanted):
     node = converged(wanted)
+    node["origins"] = packages.origins_of("dnf", ["rdma-core"], "", lambda argv: ("--available" in argv, "", ""))
+    made = plan(node, {"flavor": "inbox", "remove_allowed": True})
+    assert (len(made.changes), len(made.not_verified)) == (1 + len(files), 1)
     changes = plan(node, {"flavor": "inbox", "remove_allowed": True}).changes
     answers = iter([(0, "Purg doca-ofed [3.2.1]\nPurg site-gpu-node [1]\n", "")])
     with pytest.raises(Refused) as caught:
