@@ -97,6 +97,7 @@ def headers_package(kind: str, kernel: str) -> str:
     if kind == APT:
         return f"linux-headers-{kernel}"
     release, _plus, flavour = kernel.partition("+")
+    flavour = flavour or ("uek" if "uek." in release else "")  # Oracle Linux
     return f"kernel-{flavour}-devel-{release}" if flavour else f"kernel-devel-{kernel}"
 
 
