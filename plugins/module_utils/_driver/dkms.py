@@ -107,8 +107,9 @@ def secure_boot(tree: Tree) -> dict[str, Any]:
     return {
         "enabled": enabled,
         "lockdown": lockdown,
-        # A distribution kernel locks itself down under Secure Boot; without securityfs only the variable shows it.
-        "signatures_required": enabled is True or lockdown != "none" or enforced,
+        # A distribution kernel locks itself down under Secure Boot, unless shim's validation is off (mokutil
+        # --disable-validation); without securityfs only the variable shows it.
+        "signatures_required": (enabled is True and not chosen) or lockdown != "none" or enforced,
         "dkms_key": key,
         "dkms_key_enrolled": enrolled,
     }

@@ -157,6 +157,7 @@ LACKING = newer_kernel("kernel/mlx5_core.ko") + process(5, "job", "uverbs0")
 ROWS = [
     *NAMED,
     Row("by name, and no management", "reload", over=NETPLAN, wanted=RELOAD),
+UNLOCKED = file("/sys/kernel/security/lockdown", "[none] integrity confidentiality")
     Row("by name, and allowed", *BY_MAC, ssh(NIC) + NETPLAN, {"rename_allowed": True}),
     Row("by name, and denied", *BY_NAME, ssh(NIC) + NETPLAN, {"rename_allowed": False}),
     Row("a .link file ties the name to the MAC", *BY_MAC, ssh(NIC) + NETPLAN + PINNED),
@@ -187,6 +188,7 @@ ROWS = [
     Row("but the boot menu has this one", *REBOOT, newer_kernel("kernel/mlx5_core.ko") + GRUB, TO_REBOOT),
     Row("the other kernel is older", *REBOOT, newer_kernel("kernel/mlx5_core.ko", "6.8.0-generic"), TO_REBOOT),
     # Reboot: a reload is ruled out.
+    Row("Secure Boot that shim does not enforce", "reload", over=SECURE + UNLOCKED, wanted=RELOAD),
     Row("default route over the HCA", *BY_MAC, default_route(NIC), says="the default route"),
     Row("SSH session over the HCA", *BY_MAC, ssh(NIC), says="SSH session from 198.18.0.9"),
     Row("over a bond", "reboot", "management-path upper-device", default_route("bond0"), INSTALL, "bond0", "bond"),
