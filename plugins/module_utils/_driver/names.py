@@ -1,8 +1,8 @@
 """Where a node's network configuration uses an interface's name instead of its MAC.
 
 Another driver may show other port names, which are part of interface names (enp1s0f0 and enp1s0f0np0), and a
-configuration with the old name no longer matches. A .link file or udev rule that ties the name to the MAC, or a
-netplan block that matches by MAC, keeps both.
+configuration with the old name no longer matches. A .link file or udev rule that ties the name to the MAC or the PCI
+address, or a netplan block that matches by MAC, keeps both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..hca import paths
+from ..hca import paths, pci
 from ..hca.tree import Tree
 
 _FILES = (
@@ -23,33 +23,39 @@ _FILES = (
     ("/etc/network/interfaces.d", ("",)),
     ("/etc/network", ("interfaces",)),
 )
-# Files that tie a name to a MAC: netplan writes such a .link file for set-name, installers write the rules.
+# Files that tie a name to hardware: netplan writes such a .link file for set-name, installers write the rules.
 _PINS = (("/etc/systemd/network", (".link",)), ("/run/systemd/network", (".link",)), ("/etc/udev/rules.d", (".rules",)))
 _LEFT_BEHIND = (".bak", "~", ".rpmsave", ".dpkg-old")
 
 
 def configured(tree: Tree, netdev: str) -> list[dict[str, Any]]:
-    """[{path, line}] with the interface's name; none if something ties its name to the MAC."""
-    mac = (tree.read(f"{paths.NET}/{netdev}/address") or "").lower()
+    """[{path, line}] with the interface's name; none if something ties its name to its hardware."""
+    marks = [hardware_address(tree, netdev), pci.above(tree.realpath(f"{paths.NET}/{netdev}/device"))[0]]
     name = re.compile(rf"(?<![\w-]){re.escape(netdev)}(?![\w-])")
     for path in _paths(tree, _PINS):
-        text = tree.read(path) or ""
-        if mac and mac in text.lower().replace("-", ":") and name.search(text):
+        lines = [line for line in (tree.read(path) or "").splitlines() if line[:1] not in ("#", ";")]
+        text = "\n".join(lines)
+        if name.search(text) and any(mark and mark in text.lower().replace("-", ":") for mark in marks):
             return []
     places = []
-    for path in _paths(tree, _FILES):
-        lines = (tree.read(path) or "").splitlines()
-        labels = _by_mac(lines) if path.startswith("/etc/netplan") else ()
+    files = {path: (tree.read(path) or "").splitlines() for path in _paths(tree, _FILES)}
+    plans = {path: lines for path, lines in files.items() if path.startswith("/etc/netplan")}
+    labels = set().union(*map(_by_mac, plans.values()))
+    for path, lines in files.items():
+        if path in plans and netdev in labels:
+            continue  # bonds and VLANs of any of its files refer to the label
         for number, line in enumerate(lines, 1):
             words = line.split("#", 1)[0].strip()
-            if (
-                words.startswith((";", "id=", "NAME="))
-                or words.split(":")[0] in labels
-                or not _names(words, name, netdev)
-            ):
-                continue
-            places.append({"path": path, "line": number})
+            known = path in plans and words.split(":")[0] in labels
+            if not known and not words.startswith((";", "id=", "NAME=")) and _names(words, name, netdev):
+                places.append({"path": path, "line": number})
     return places
+
+
+def hardware_address(tree: Tree, netdev: str) -> str:
+    """The interface's own MAC; a member of a bond shows the bond's."""
+    base = f"{paths.NET}/{netdev}"
+    return (tree.read(f"{base}/bonding_slave/perm_hwaddr") or tree.read(f"{base}/address") or "").lower()
 
 
 def _names(words: str, name: re.Pattern, netdev: str) -> bool:

@@ -171,7 +171,7 @@ def named(tree: Tree, access: list[dict[str, str]]) -> list[dict[str, Any]]:
     for netdev in sorted({way["netdev"] for way in access}):
         places = names.configured(tree, netdev)
         if places:
-            interfaces.append({"netdev": netdev, "mac": tree.read(f"{paths.NET}/{netdev}/address"), "places": places})
+            interfaces.append({"netdev": netdev, "mac": names.hardware_address(tree, netdev), "places": places})
     return interfaces
 
 

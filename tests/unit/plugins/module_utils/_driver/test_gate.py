@@ -92,10 +92,14 @@ RELOAD = {"reload_allowed": True}
 MANAGED, MAC = "name-change management-path", "a0:88:c2:b0:00:00"
 NM, NETWORKD = "/etc/NetworkManager/system-connections/f.nmconnection", "/etc/systemd/network/f.network"
 MATCHED = f"network:\n  ethernets:\n    {NIC}:\n      match:\n        macaddress: {MAC}\n      dhcp4: true"
+LINK, BY_SLOT = "/etc/systemd/network/10-f.link", "[Match]\nPath=pci-0000:3b:00.0"
+MEMBER = Over({f"{NET}/address": "02:00:00:00:00:99", f"{NET}/bonding_slave/perm_hwaddr": MAC})
+BOND = f"{MATCHED}\n  bonds:\n    bond0:\n      interfaces:\n      - {NIC}"
 # (who configures the interface, the file, its text, whether it does so by name)
 CONFIGURED = [
     ("netplan", "/etc/netplan/50-f.yaml", f"network:\n  ethernets:\n    {NIC}:\n      dhcp4: true", True),
     ("netplan by MAC", "/etc/netplan/50-f.yaml", MATCHED, False),
+    ("netplan refers to a block by MAC", "/etc/netplan/50-f.yaml", BOND, False),
     ("netplan sets a MAC", "/etc/netplan/50-f.yaml", f"network:\n ethernets:\n  {NIC}:\n   macaddress: {MAC}", True),
     ("NetworkManager", NM, f"[connection]\nid={NIC}\ninterface-name={NIC}", True),
     ("NetworkManager by MAC", NM, f"[connection]\nid={NIC}\n[ethernet]\nmac-address={MAC}", False),
@@ -153,14 +157,17 @@ GPU_OPERATOR = pod("nvidia-driver-daemonset-a", "gpu-operator", "nvidia-peermem-
 BLACKLIST = "/etc/modprobe.d/blacklist-ofed-modules.conf"
 IDLE = "two-cards-cx6dx"
 LOCKDOWN = file("/sys/kernel/security/lockdown", "none [integrity] confidentiality")
+UNLOCKED = file("/sys/kernel/security/lockdown", "[none] integrity confidentiality")
 LACKING = newer_kernel("kernel/mlx5_core.ko") + process(5, "job", "uverbs0")
 ROWS = [
     *NAMED,
     Row("by name, and no management", "reload", over=NETPLAN, wanted=RELOAD),
-UNLOCKED = file("/sys/kernel/security/lockdown", "[none] integrity confidentiality")
     Row("by name, and allowed", *BY_MAC, ssh(NIC) + NETPLAN, {"rename_allowed": True}),
     Row("by name, and denied", *BY_NAME, ssh(NIC) + NETPLAN, {"rename_allowed": False}),
     Row("a .link file ties the name to the MAC", *BY_MAC, ssh(NIC) + NETPLAN + PINNED),
+    Row("another ties it to the slot", *BY_MAC, ssh(NIC) + NETPLAN + file(LINK, f"{BY_SLOT}\n[Link]\nName={NIC}")),
+    Row("one that is switched off", *BY_NAME, ssh(NIC) + NETPLAN + file(LINK, f"#{MAC}\n#Name={NIC}")),
+    Row("a member of a bond, by its own MAC", *BY_MAC, ssh(NIC) + NETPLAN + PINNED + MEMBER),
     # Nothing to do.
     Row("inbox, and memory agrees", "nothing", fixture="gh200-cx7-roce", says="same driver: inbox"),
     Row("DOCA, and memory agrees", "nothing", fixture="h100-8x-cx7-ib", says="same driver: doca"),
@@ -181,6 +188,7 @@ UNLOCKED = file("/sys/kernel/security/lockdown", "[none] integrity confidentiali
     Row("cgroups of pods that a killed kubelet has left", "reload", over=pod() + EMPTY, wanted=RELOAD),
     Row("a pod's process, and draining is allowed", "reload", over=OF_A_POD, wanted=DRAIN, says="uncordon"),
     Row("Secure Boot off in the firmware", "reload", over=LOOSE, wanted=RELOAD),
+    Row("Secure Boot that shim does not enforce", "reload", over=SECURE + UNLOCKED, wanted=RELOAD),
     Row("Secure Boot with an enrolled DKMS key", "reload", over=SECURE + KEY + ENROLLED, wanted=RELOAD),
     Row("Secure Boot with signed modules", "reload", over=SECURE, wanted=RELOAD | {"signed": True}),
     Row("the next kernel has the driver too", *REBOOT, newer_kernel("updates/dkms/mlx5_core.ko"), TO_REBOOT),
@@ -188,7 +196,6 @@ UNLOCKED = file("/sys/kernel/security/lockdown", "[none] integrity confidentiali
     Row("but the boot menu has this one", *REBOOT, newer_kernel("kernel/mlx5_core.ko") + GRUB, TO_REBOOT),
     Row("the other kernel is older", *REBOOT, newer_kernel("kernel/mlx5_core.ko", "6.8.0-generic"), TO_REBOOT),
     # Reboot: a reload is ruled out.
-    Row("Secure Boot that shim does not enforce", "reload", over=SECURE + UNLOCKED, wanted=RELOAD),
     Row("default route over the HCA", *BY_MAC, default_route(NIC), says="the default route"),
     Row("SSH session over the HCA", *BY_MAC, ssh(NIC), says="SSH session from 198.18.0.9"),
     Row("over a bond", "reboot", "management-path upper-device", default_route("bond0"), INSTALL, "bond0", "bond"),
