@@ -106,7 +106,7 @@ findings:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge, reported
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge, reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, under
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import risk
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
@@ -141,12 +141,14 @@ def apply(changes, given: dict | None, timeout: int, run, root: str = "/"):
         if change.action == "remove":
             remove(under(root, change.object))
         else:
-            if change.action == "reload":
-                kept = save(tree, root, given)
-                reload(tree, run)
-            else:
-                kept = saved(tree)
-            restore(tree, root, kept, timeout, run)
+            stopped = []
+            kept = save(tree, root, given) if change.action == "reload" else saved(tree)
+            try:
+                if change.action == "reload":
+                    reload(tree, run)
+            except Refused as refused:
+                stopped = refused.findings
+            restore(tree, root, kept, timeout, run, stopped)
         yield change
 
 

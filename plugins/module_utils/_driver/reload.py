@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from .._core.change import Finding, Plan, Refused
@@ -188,8 +189,13 @@ def save(tree: Tree, root: str, restore: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def restore(tree: Tree, root: str, kept: dict[str, Any], timeout: float, run: Run) -> None:
-    """Restore everything possible, then report the rest; the record goes when nothing is left."""
+def restore(
+    tree: Tree, root: str, kept: dict[str, Any], timeout: float, run: Run, stopped: Sequence[Finding] = ()
+) -> None:
+    """Restore everything possible, then report the rest; the record goes when nothing is left.
+
+    stopped: why the reload ended early. Its modules are loaded again, but their interfaces have lost the settings.
+    """
     # Virtual functions first: their interfaces are among the awaited ones.
     failed = _carry_out(restoration(tree, {**kept, "netdevs": []}, {}), root, run)
     present = wait_for(tree, [netdev["mac"] for netdev in kept["netdevs"] if netdev["mac"]], timeout)
@@ -203,9 +209,10 @@ def restore(tree: Tree, root: str, kept: dict[str, Any], timeout: float, run: Ru
         failed.append(
             Finding(f"interfaces {', '.join(missing)}", f"back within {timeout} s of the reload", "missing", step)
         )
-    if failed:
-        raise Refused(failed)
-    remove(under(root, RECORD))
+    if not failed:
+        remove(under(root, RECORD))
+    if failed or stopped:
+        raise Refused([*stopped, *failed])
 
 
 def _carry_out(commands: list[list[str]], root: str, run: Run) -> list[Finding]:

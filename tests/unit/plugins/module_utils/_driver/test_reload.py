@@ -150,7 +150,11 @@ def test_a_vf_write_that_fails_loses_nothing(kernel):
 
 def test_the_first_record_is_how_the_node_was(kernel):
     kernel.held = ("ib_core",)
-    assert again(kernel, NO_VFS, agree=False)[1] == ["module ib_core"]
+    calls, failed = again(kernel, NO_VFS, agree=False)
+    assert (calls[-3:], failed) == (SETTINGS, ["module ib_core"]), "a reload that stops restores too"
+    shutil.rmtree(kernel.root / "sys/class/net")
+    assert again(kernel, NO_VFS, agree=False)[1] == ["module ib_core", "interfaces old0"]
+    kernel.interface("new0")
     kernel.held = ()
     bare = {**SAVED["netdevs"][0], "mtu": 1500, "up": False, "addresses": []}
     calls, failed = again(kernel, {**NO_VFS, "netdevs": [bare]}, agree=False)
