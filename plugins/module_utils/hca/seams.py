@@ -135,7 +135,10 @@ def _ipv4_addresses() -> Optional[dict[str, list[str]]]:
                 entry = raw[start : start + _IFREQ]
                 label = entry[:16].split(b"\0", 1)[0].decode()
                 # With the address left in the request the kernel answers for that address, not for the first one.
-                mask = fcntl.ioctl(sock.fileno(), _SIOCGIFNETMASK, entry)[20:24]
+                try:
+                    mask = fcntl.ioctl(sock.fileno(), _SIOCGIFNETMASK, entry)[20:24]
+                except OSError:
+                    continue  # the address is gone meanwhile
                 prefix = bin(int.from_bytes(mask, "big")).count("1")
                 found.setdefault(label.partition(":")[0], []).append(f"{socket.inet_ntoa(entry[20:24])}/{prefix}")
             return found

@@ -165,7 +165,7 @@ def test_short_reads_do_not_end_a_procfs_file(tmp_path, monkeypatch):
     assert Tree(str(tmp_path)).read("/sys/fs/procs") == "1\n2\n3"
 
 
-def test_the_machine_itself_is_read_without_a_prefix_and_a_fork():
+def test_the_machine_itself_is_read_without_a_prefix_and_a_fork(monkeypatch):
     assert Tree("/").live
     assert Tree("/").read("/proc/self/comm")
     assert gather(Tree("/"))["node"]["kernel"] == os.uname().release
@@ -173,6 +173,8 @@ def test_the_machine_itself_is_read_without_a_prefix_and_a_fork():
     live = Seams.of(Tree("/"))
     assert "127.0.0.1/8" in live.addresses()["lo"]
     assert (live.machine(), live.forks) == (os.uname().machine, 0)
+    monkeypatch.setattr(seams, "_SIOCGIFNETMASK", 0)
+    assert live.addresses() == {}, "addresses that are gone meanwhile"
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]"])
