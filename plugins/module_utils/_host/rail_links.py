@@ -223,7 +223,9 @@ def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
     ]
     if len(hits) == 1:
         return hits[0]
-    wanted, step = "one network device", "key the setting by MAC instead"
+    bond = next(iter({netdev.get("master") for netdev in hits} & {netdev["name"] for netdev in hits}), None)
+    wanted = "one network device"
+    step = f"set it where {bond} is configured, and remove it here" if bond else "key the setting by MAC instead"
     seen = f"{len(hits)}: " + ", ".join(f"{netdev['name']} (MAC {netdev['mac']})" for netdev in hits)
     if not hits:
         wanted = "a network device of an HCA on this node"

@@ -64,6 +64,7 @@ def test_keys_are_found_as_people_write_them(facts, key):
 
 
 OTHER = {**NETDEV, "name": "eth3", "mac": "b8:3f:d2:00:00:02"}
+MEMBERS = [{**OTHER, "master": "bond0"}, {**NETDEV, "name": "bond0", "master": None}]
 
 
 @pytest.mark.parametrize(
@@ -71,15 +72,16 @@ OTHER = {**NETDEV, "name": "eth3", "mac": "b8:3f:d2:00:00:02"}
     [
         ([], [{"pci": "0000:99:00.0"}, {"pci": "0000:98:00.0"}], ["PCI 0000:99:00.0", "PCI 0000:98:00.0"], MAC),
         ([OTHER], [SETTING], ["PCI 0000:3b:00.0"], "eth3"),
+        (MEMBERS, [SETTING], ["PCI 0000:3b:00.0"], "set it where bond0 is configured"),
         ([], [SETTING, {"mac": MAC, "mtu": 4200}], ["NIC eth2"], "PCI 0000:3b:00.0 and MAC"),
     ],
-    ids=["no HCA has it, all at once", "one function with two netdevs", "two settings for one NIC"],
+    ids=["no HCA has it, all at once", "one function with two netdevs", "a bond", "two settings for one NIC"],
 )
 def test_a_key_that_is_not_one_nic_is_refused(facts, netdevs, settings, objects, seen):
     facts["hcas"][0]["netdevs"] += netdevs
     found = plan(facts, wanted(*settings)).findings
     assert [finding.object.removeprefix("rail_links_settings ") for finding in found] == objects
-    assert seen in found[0].seen
+    assert seen in f"{found[0].seen} {found[0].next_step}"
 
 
 def test_in_a_container_only_files_are_written(facts):
