@@ -354,6 +354,13 @@ def _core(device: Optional[str]) -> str:
     return "ib_mthca" if number in _MTHCA else "mlx5_core"
 
 
+def lacking(device: Optional[str], bound: Optional[str]) -> Optional[str]:
+    """The module that a function needs next, by its Mellanox device id and its driver; None if that is not the way."""
+    if bound is None:
+        return None if integer(f"0x{device}") in _RECOVERY else _core(device)
+    return _RDMA_OF.get(bound)
+
+
 def _why_no_rdma(
     address: str, device: Optional[str], bound: Optional[str], modules: Callable[[list[str]], dict[str, dict[str, Any]]]
 ) -> tuple[str, str]:
@@ -374,7 +381,7 @@ def _why_no_rdma(
     rdma = _RDMA_OF[core]
     if bound not in (None, core):
         return (f"It is bound to {bound} instead of {core}.", f"Unbind {address} from {bound} and bind it to {core}.")
-    name = core if bound is None else rdma
+    name = lacking(device, bound) or core
     state = modules([name])[name]
     if state["blocked_by"] and not state["loaded"]:
         blocks = ", ".join(f"{entry['path']}:{entry['line']} ({entry['text']})" for entry in state["blocked_by"])

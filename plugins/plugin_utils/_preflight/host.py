@@ -12,6 +12,7 @@ from ...module_utils._driver import packages
 from ...module_utils._driver import plan as driver_plan
 from ...module_utils._host import firmware, kernel_modules, memlock, netns, pcie, rail_links
 from ...module_utils.hca import facts as hca_facts
+from ...module_utils.hca import hcas as devices
 from ...module_utils.hca import node as hca_node
 from ...module_utils.hca import rails
 from .._bundle import driver as driver_bundle
@@ -39,6 +40,7 @@ GROUPS = frozenset({"k3s_servers", "gpu_nodes"})
 
 _NEAR = 0.9
 NO_HCA = "discovery_rails:absent"
+_LOADED = ("mlx5_core", "mlx5_ib", "mlx4_ib")
 _BOOLEANS = frozenset({"true", "yes", "on", "1", "false", "no", "off", "0"})
 _ROOT_ONLY = "set become: true, or connect as root"
 
@@ -385,7 +387,8 @@ def _driver(facts: dict, variables: dict, bundle: dict | None, lock: dict) -> li
 
 def admitted(facts: dict, variables: dict) -> list[dict]:
     """HCAs that count, with software ones if allowed."""
-    return [hca for hca in facts["hcas"] if hca["kind"] == "pci" or variables["discovery_software_hcas"]]
+    able = [hca for hca in facts["hcas"] if not rails.only_manages(hca, facts["hcas"])]
+    return [hca for hca in able if hca["kind"] == "pci" or variables["discovery_software_hcas"]]
 
 
 def _hcas(facts: dict, variables: dict) -> list[Finding]:
@@ -422,8 +425,9 @@ def _hcas(facts: dict, variables: dict) -> list[Finding]:
 
 
 def _will_get_rdma(card: dict, facts: dict) -> bool:
-    """Whether the card lacks only the required modules."""
-    return card.get("driver") == "mlx5_core" and not (facts["modules"].get("mlx5_ib") or {}).get("loaded", False)
+    """Whether the card lacks only a module that the role kernel_modules loads."""
+    name = devices.lacking(card.get("device"), card.get("driver"))
+    return name in _LOADED and not (facts["modules"].get(name) or {}).get("loaded", False)
 
 
 def _card(card: dict) -> str:

@@ -27,7 +27,7 @@ def of_node(facts: dict, variables: dict) -> dict | None:
     rails: {number: PCI address}. lacks: {number: why it is empty}. hcas: how many. stated: discovery_expected_hcas.
     named: the rails as discovery_rails would name them.
     """
-    coming = [card for card in facts["cards_without_rdma"] if card.get("driver") in (None, "mlx5_core")]
+    coming = [card for card in facts["cards_without_rdma"] if card.get("driver") in (None, "mlx4_core", "mlx5_core")]
     if variables["discovery_rails"] or (coming and not any(hca["kind"] == "pci" for hca in facts["hcas"])):
         return None
     gpus = [f"{gpu['model']} at {gpu['address']}" for gpu in facts.get("gpus") or ()]
@@ -37,7 +37,7 @@ def of_node(facts: dict, variables: dict) -> dict | None:
         "product": [node.get("product"), node.get("architecture"), *(gpus or sorted(models))],
         "rails": {rail["index"]: rail["pci"] for rail in facts["rails"] if rail["pci"]},
         "lacks": {row["index"]: row["reason"] for row in facts.get("not_rails") or () if row["index"] is not None},
-        "hcas": sum(hca["kind"] == "pci" for hca in facts["hcas"]),
+        "hcas": sum(hca["kind"] == "pci" for hca in admitted(facts, variables)),
         "stated": variables["discovery_expected_hcas"],
         "named": json.dumps(_items(facts)),
     }

@@ -7,7 +7,7 @@ from ...module_utils._core.change import kernel_out_of_reach
 from ...module_utils._device_plugin.ask import DRIVERS
 from ...module_utils._device_plugin.plan import SERVICE
 from ...module_utils._host import firmware, memlock
-from ...module_utils.hca import pcie_path
+from ...module_utils.hca import pcie_path, rails
 from .._core.rails import is_active, rail_states
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check, tally
 from .._preflight import host as preflight_host
@@ -113,7 +113,8 @@ def _devices(facts: dict, variables: dict, probe: dict, offline) -> list[dict]:
         expected.append(("rdma_cm", "char device rdma_cm", _EVERYBODY))
     for hca in facts["hcas"]:
         devices = hca["char_devices"]
-        expected.append((devices["uverbs"], f"uverbs device of {hca['name']}", _EVERYBODY))
+        if not rails.only_manages(hca, facts["hcas"]):
+            expected.append((devices["uverbs"], f"uverbs device of {hca['name']}", _EVERYBODY))
         expected += [
             (name, f"umad device {name} of {hca['name']}", _ROOT) for name in devices["umad"] if _NEEDS_UMAD in required
         ]
