@@ -58,7 +58,8 @@ def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -
         mine = [build for build in builds if build.module == module]
         if not mine:
             continue
-        version = max((build.version for build in mine), key=natural)
+        whole = [build for build in mine if build.state != "broken"]  # what is left of removed sources
+        version = max((build.version for build in whole or mine), key=natural)
         for kernel in kernels:
             build = next((b for b in mine if b.version == version and b.kernel == kernel), None)
             state = build.state if build else "added"

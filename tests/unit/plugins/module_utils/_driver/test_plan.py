@@ -333,7 +333,7 @@ def test_the_status_of_both_generations_of_dkms(version):
     ],
 )
 def test_only_what_is_known_to_be_healthy_counts_as_installed(remark, healthy):
-    builds = dkms.parse(f"{BASE}/1, {KERNEL}, x86_64: installed{remark}\n")
+    builds = dkms.parse(f"{BASE}/2: broken\n{BASE}/1, {KERNEL}, x86_64: installed{remark}\n")
     assert bool(dkms.not_installed(builds, [BASE], [KERNEL])) is not healthy
     assert dkms.not_installed(dkms.parse(f"{BASE}/1: broken\n"), [BASE], [KERNEL]) == [(BASE, "1", KERNEL, "added")]
 
