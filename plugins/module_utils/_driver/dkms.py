@@ -13,6 +13,8 @@ _SECURE_BOOT = f"{_EFI}/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _MOK_LISTS = (f"{_EFI}/mok-variables/MokListRT", f"{_EFI}/efivars/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23")
 # Ubuntu signs with shim's key, all others with DKMS's own.
 _DKMS_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
+_FRAMEWORK = "/etc/dkms/framework.conf"
+_CERTIFICATE = re.compile(r"""^\s*mok_certificate=["']?([^"'\s#]+)""", re.MULTILINE)
 
 # dkms 2.x: "name, version, kernel, arch: state"; 3.x: "name/version, kernel, arch: state"; not built: no kernel.
 _LINE = re.compile(
@@ -102,7 +104,9 @@ def secure_boot(tree: Tree) -> dict[str, Any]:
     chosen = re.search(r"\[(\w+)\]", tree.read("/sys/kernel/security/lockdown") or "")
     lockdown = chosen.group(1) if chosen else "none"
     enforced = tree.read("/sys/module/module/parameters/sig_enforce") == "Y"
-    key = next((path for path in _DKMS_KEYS if tree.exists(path)), None)
+    files = [_FRAMEWORK, *(f"{_FRAMEWORK}.d/{name}" for name in tree.listdir(f"{_FRAMEWORK}.d"))]
+    own = [path for file in files for path in _CERTIFICATE.findall(tree.read(file) or "")]
+    key = next((path for path in [*own[-1:], *_DKMS_KEYS] if tree.exists(path)), None)
     certificate = tree.read_bytes(key) if key else None
     enrolled = any(certificate in (tree.read_bytes(path) or b"") for path in _MOK_LISTS) if certificate else False
     return {

@@ -71,6 +71,8 @@ EFI = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c
 SECURE = Over(binary={EFI: "BgAAAAE="})  # attributes 6, value 1
 LOOSE = Over(binary={EFI: "BgAAAAA="})
 KEY = Over(binary={"/var/lib/dkms/mok.pub": "MIIDKmZha2UgY2VydA=="})
+SITE_KEY = Over({"/etc/dkms/framework.conf.d/site.conf": 'mok_certificate="/etc/pki/site.der"'})
+SITE_KEY += Over(binary={"/etc/pki/site.der": KEY.binary["/var/lib/dkms/mok.pub"]})
 ENROLLED = Over(binary={"/sys/firmware/efi/mok-variables/MokListRT": "AAAAAAAwggMqZmFrZSBjZXJ0AA=="})
 MACS = {f"{DEVICE}/sriov/{number}/mac": f"02:00:00:00:00:0{number + 1}" for number in range(2)}
 VFS = Over({f"{DEVICE}/sriov_numvfs": "2", f"{DEVICE}/sriov/0/node": "00:11:22:33:44:55:66:77", **MACS})
@@ -190,6 +192,7 @@ ROWS = [
     Row("Secure Boot off in the firmware", "reload", over=LOOSE, wanted=RELOAD),
     Row("Secure Boot that shim does not enforce", "reload", over=SECURE + UNLOCKED, wanted=RELOAD),
     Row("Secure Boot with an enrolled DKMS key", "reload", over=SECURE + KEY + ENROLLED, wanted=RELOAD),
+    Row("Secure Boot with an enrolled key of the site", "reload", over=SECURE + SITE_KEY + ENROLLED, wanted=RELOAD),
     Row("Secure Boot with signed modules", "reload", over=SECURE, wanted=RELOAD | {"signed": True}),
     Row("the next kernel has the driver too", *REBOOT, newer_kernel("updates/dkms/mlx5_core.ko"), TO_REBOOT),
     Row("and it is from Ubuntu", *REBOOT, newer_kernel("kernel/doca-ofed-26.01/mlx5_core.ko"), TO_REBOOT),
