@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ..hca.modprobe import boot_words, canonical
+from ..hca.modprobe import CALLS_ITSELF, boot_words, canonical
 
 REDACTED = "removed by capture"
 # Modules that facts may read.
@@ -70,7 +70,7 @@ def statement(text: str) -> str:
         read = [_cut(word) for word in words[2:] if _is_read(words[1], word.partition("=")[0])]
         return " ".join(["options", words[1], *read]) if read else ""
     if words[0] == "install":
-        if "--ignore-install" in text:
+        if CALLS_ITSELF.search(text):
             return f"install {words[1]} --ignore-install"
         return f"install {words[1]} {words[2] if words[2:3] and words[2] in _NOTHING else REDACTED}"
     return ""

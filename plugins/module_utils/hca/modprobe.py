@@ -15,6 +15,7 @@ from . import paths
 from .tree import Tree
 
 CMDLINE = "/proc/cmdline"
+CALLS_ITSELF = re.compile(r"\s(-[a-z]*i|--ignore-install)(?!\S)")  # modprobe's option in an install command
 
 
 class Line(NamedTuple):
@@ -129,7 +130,7 @@ def blocks(lines: list[Line], module: str) -> list[Line]:
         words = line.words
         if len(words) < 2 or canonical(words[1]) != wanted:
             continue
-        if words[0] == "blacklist" or (words[0] == "install" and "--ignore-install" not in line.text):
+        if words[0] == "blacklist" or (words[0] == "install" and not CALLS_ITSELF.search(line.text)):
             found.append(line)
     return found
 

@@ -64,6 +64,7 @@ def test_the_kernel_command_line_comes_last(node, more):
         *(("blacklist mlx5_ib", True), ("blacklist mlx5-ib", True), ("blacklist mlx5_core", False)),
         *(("install mlx5_ib /bin/true", True), ("install mlx5_ib /usr/local/bin/instead", True), ("install", False)),
         ("install mlx5_ib /sbin/modprobe --ignore-install mlx5_ib && true", False),
+        ("install mlx5_ib /sbin/modprobe -qi mlx5_ib && true", False),
         ("options mlx5_ib x=1", False),
     ],
 )
