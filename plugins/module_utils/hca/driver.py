@@ -78,6 +78,8 @@ def installed(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
     named = _OFED_INFO.search(tree.read("/usr/bin/ofed_info") or "")
     kernel = sorted(name for name in packages or {} if _KERNEL_PACKAGES.match(name))
     ethernet = sorted(name for name in packages or {} if _EN_PACKAGES.match(name))
+    if packages and not kernel:
+        named = None  # ofed-scripts is all that is left of the stack
     version = named.group(2) if named else None
     if packages is None and not named:
         flavor: Optional[str] = unknown("there is no readable package database")

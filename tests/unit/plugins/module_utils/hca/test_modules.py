@@ -213,6 +213,7 @@ def packages(node, text):
 @pytest.mark.parametrize(("listed", "info", "wanted"), [
     ("rdma-core 44", None, ("inbox", None)),
     ("doca-ofed-userspace 3.2, mlnx-ofed-kernel-utils 24.10", None, ("inbox", None)),
+    ("ofed-scripts 24.10", "echo MLNX_OFED_LINUX-24.10-3.2.5.0:", ("inbox", None)),
     ("mlnx-ofed-kernel-dkms 24.10", None, ("mlnx_ofed", "24.10")),
     ("mlnx-ofed-kernel-dkms 25.10, doca-ofed 3.2.1", None, ("doca", "3.2.1")),
     ("mlnx-ofed-kernel-dkms 25.10", "echo OFED-internal-25.10-1.2.8:", ("doca", "25.10-1.2.8")),
