@@ -50,9 +50,9 @@ _DEVICES = {
     "10de": (
         "1db4 V100 PCIe 16GB, 1db5 V100 SXM2 32GB, 20b0 A100 SXM4 40GB, 20b2 A100 SXM4 80GB, 20b5 A100 PCIe 80GB, "
         "20f1 A100 PCIe 40GB, 2321 H100 NVL, 2330 H100 SXM5 80GB, 2331 H100 PCIe, 2335 H200 SXM 141GB, "
-        "2342 GH200, 2348 GH200 144G, 26b5 L40, 26b9 L40S, 27b8 L4, 2901 B200, 2941 GB200"
+        "2342 GH200, 2348 GH200 144G, 26b5 L40, 26b9 L40S, 27b8 L4, 2901 B200, 2941 GB200, 3182 B300, 31c2 GB300"
     ),
-    "1002": "740c MI250X, 740f MI210, 74a1 MI300X",
+    "1002": "740c MI250X, 740f MI210, 74a1 MI300X, 74a5 MI325X, 75a0 MI350X, 75a3 MI355X",
 }
 MODELS = {f"{vendor}:{entry[:4]}": entry[5:] for vendor, listed in _DEVICES.items() for entry in listed.split(", ")}
 # Functions of this vendor without their own RDMA device: Data Direct is a ConnectX-8's helper, Spectrum a switch.

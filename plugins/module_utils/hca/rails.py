@@ -461,7 +461,7 @@ def _by_gpu(group: Group, paired: pairing.Pairing, out: list[dict[str, Any]]) ->
     found: list[tuple[int, Place, Optional[str]]] = []
     for seat, (card, gpu) in enumerate(paired.seats):
         if card is None:
-            out.append(_no_rail(Lack("no-card", f"No working card is beside GPU {gpu}."), index=seat * width, gpu=gpu))
+            out.append(_no_rail(Lack("no-card", f"No rail card works beside GPU {gpu}."), index=seat * width, gpu=gpu))
             continue
         places = free[card] if len(free[card]) == width else cards[card][:width]
         at = [int(place.address[-1]) for place in places]
