@@ -85,11 +85,11 @@ def reload(tree: Tree, run: Run) -> None:
                 )
             taken.append(name)
         back = list(reversed(names))
-    _load(run, [name for name in back if name != "mlx_compat"])
+    _load(run, back)
 
 
 def _load(run: Run, names) -> None:
-    for name in names:
+    for name in (name for name in names if name != "mlx_compat"):
         # The new stack may lack modules of the old one.
         code, _out, error = run(["modprobe", name])
         if code and "not found" not in error:
@@ -168,7 +168,8 @@ def saved(tree: Tree) -> Optional[dict[str, Any]]:
         return None
     try:
         record = json.loads(text)
-        return {"netdevs": list(record["netdevs"]), "virtual_functions": list(record["virtual_functions"])}
+        kept = {name: list(record[name]) for name in ("netdevs", "virtual_functions")}
+        return {**kept, "modules": list(record.get("modules", ()))}
     except (ValueError, KeyError, TypeError):
         step = "restore MTU, addresses and virtual functions by hand, remove the file and run again"
         raise Refused.because(RECORD, "the settings to restore after a reload", "a damaged file", step) from None
@@ -179,8 +180,8 @@ def save(tree: Tree, root: str, restore: dict[str, Any]) -> dict[str, Any]:
 
     The record of an earlier reload of this boot has the original settings and takes precedence.
     """
-    before = (None if outlived(tree) else saved(tree)) or {"netdevs": [], "virtual_functions": []}
-    both: dict[str, Any] = {"boot": tree.read(BOOT)}
+    before = (None if outlived(tree) else saved(tree)) or {"netdevs": [], "virtual_functions": [], "modules": []}
+    both: dict[str, Any] = {"boot": tree.read(BOOT), "modules": before["modules"] or loaded(tree)}
     for kind, key in (("netdevs", "mac"), ("virtual_functions", "address")):
         known = {entry[key] for entry in before[kind]}
         both[kind] = before[kind] + [entry for entry in restore[kind] if entry[key] not in known]
@@ -196,6 +197,9 @@ def restore(
 
     stopped: why the reload ended early. Its modules are loaded again, but their interfaces have lost the settings.
     """
+    # A run that was killed in between left modules unloaded.
+    there = loaded(tree)
+    _load(run, [name for name in (*reversed(STACK), *PEERMEM) if name in kept["modules"] and name not in there])
     # Virtual functions first: their interfaces are among the awaited ones.
     failed = _carry_out(restoration(tree, {**kept, "netdevs": []}, {}), root, run)
     present = wait_for(tree, [netdev["mac"] for netdev in kept["netdevs"] if netdev["mac"]], timeout)

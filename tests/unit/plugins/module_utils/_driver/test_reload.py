@@ -183,6 +183,13 @@ def test_what_a_reload_left_is_restored_with_consent_and_in_its_own_boot(kernel,
     assert not kernel.tree().exists(paths.RECORDS["driver_reload"])
 
 
+def test_modules_that_a_killed_reload_left_unloaded_come_back_first(kernel):
+    save(kernel.tree(), str(kernel.root), NO_VFS)
+    shutil.rmtree(kernel.root / "sys/module")
+    back = [f"modprobe {name}" for name in ("mlx5_core", "ib_core", "ib_uverbs", "mlx5_ib")]
+    assert again(kernel) == ([*back, *SETTINGS], [])
+
+
 @pytest.mark.parametrize(("boot", "kept"), [("this boot", [MAC]), ("another", [])])
 def test_a_reload_takes_up_the_record_of_its_own_boot_only(kernel, boot, kept):
     kernel.write(BOOT, boot)
