@@ -32,11 +32,12 @@ def configured(tree: Tree, netdev: str) -> list[dict[str, Any]]:
     """[{path, line}] with the interface's name; none if something ties its name to its hardware."""
     marks = [hardware_address(tree, netdev), pci.above(tree.realpath(f"{paths.NET}/{netdev}/device"))[0]]
     name = re.compile(rf"(?<![\w-]){re.escape(netdev)}(?![\w-])")
+    pin = re.compile(rf'\bname\s*:?=\s*"?{re.escape(netdev)}(?![\w-])', re.IGNORECASE)
     for path in _paths(tree, _PINS):
         lines = [line for line in (tree.read(path) or "").splitlines() if line[:1] not in ("#", ";")]
-        text = "\n".join(lines)
-        if name.search(text) and any(mark and mark in text.lower().replace("-", ":") for mark in marks):
-            return []
+        for text in lines if path.endswith(".rules") else ["\n".join(lines)]:
+            if pin.search(text) and any(mark and mark in text.lower().replace("-", ":") for mark in marks):
+                return []
     places = []
     files = {path: (tree.read(path) or "").splitlines() for path in _paths(tree, _FILES)}
     plans = {path: lines for path, lines in files.items() if path.startswith("/etc/netplan")}

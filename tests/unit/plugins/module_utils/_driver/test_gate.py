@@ -94,7 +94,8 @@ RELOAD = {"reload_allowed": True}
 MANAGED, MAC = "name-change management-path", "a0:88:c2:b0:00:00"
 NM, NETWORKD = "/etc/NetworkManager/system-connections/f.nmconnection", "/etc/systemd/network/f.network"
 MATCHED = f"network:\n  ethernets:\n    {NIC}:\n      match:\n        macaddress: {MAC}\n      dhcp4: true"
-LINK, BY_SLOT = "/etc/systemd/network/10-f.link", "[Match]\nPath=pci-0000:3b:00.0"
+RULE = "/etc/udev/rules.d/70-f.rules"
+LINK, BY_SLOT = "/etc/systemd/network/10-f.link", f"[Match]\nPath=pci-0000:3b:00.0\n[Link]\nName={NIC}"
 MEMBER = Over({f"{NET}/address": "02:00:00:00:00:99", f"{NET}/bonding_slave/perm_hwaddr": MAC})
 BOND = f"{MATCHED}\n  bonds:\n    bond0:\n      interfaces:\n      - {NIC}"
 # (who configures the interface, the file, its text, whether it does so by name)
@@ -166,10 +167,11 @@ ROWS = [
     Row("by name, and no management", "reload", over=NETPLAN, wanted=RELOAD),
     Row("by name, and allowed", *BY_MAC, ssh(NIC) + NETPLAN, {"rename_allowed": True}),
     Row("by name, and denied", *BY_NAME, ssh(NIC) + NETPLAN, {"rename_allowed": False}),
-    Row("a .link file ties the name to the MAC", *BY_MAC, ssh(NIC) + NETPLAN + PINNED),
-    Row("another ties it to the slot", *BY_MAC, ssh(NIC) + NETPLAN + file(LINK, f"{BY_SLOT}\n[Link]\nName={NIC}")),
+    Row("a .link file ties the name to the slot", *BY_MAC, ssh(NIC) + NETPLAN + file(LINK, BY_SLOT)),
+    Row("a udev rule by MAC", *BY_MAC, ssh(NIC) + NETPLAN + file(RULE, f'ATTR{{address}}=="{MAC}", NAME="{NIC}"')),
+    Row("one that only mentions it", *BY_NAME, ssh(NIC) + NETPLAN + file(RULE, f'x=="{MAC}", RUN+="ip l s {NIC}"')),
     Row("one that is switched off", *BY_NAME, ssh(NIC) + NETPLAN + file(LINK, f"#{MAC}\n#Name={NIC}")),
-    Row("a member of a bond, by its own MAC", *BY_MAC, ssh(NIC) + NETPLAN + PINNED + MEMBER),
+    Row("one ties a member of a bond to its own MAC", *BY_MAC, ssh(NIC) + NETPLAN + PINNED + MEMBER),
     # Nothing to do.
     Row("inbox, and memory agrees", "nothing", fixture="gh200-cx7-roce", says="same driver: inbox"),
     Row("DOCA, and memory agrees", "nothing", fixture="h100-8x-cx7-ib", says="same driver: doca"),
