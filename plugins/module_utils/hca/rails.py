@@ -195,8 +195,10 @@ def _ports(hca: dict[str, Any], key: str, value: str, number: Any) -> list[dict[
 
 
 def only_manages(hca: dict[str, Any], hcas: list[dict[str, Any]]) -> bool:
-    """Whether an HCA is a sub-device for management packets, as XDR has one beside each HCA."""
-    return hca["char_devices"]["uverbs"] is None and any(other["char_devices"]["uverbs"] for other in hcas)
+    """Whether an HCA is a sub-device for management packets, as XDR has one on the function of each HCA."""
+    if hca["char_devices"]["uverbs"] or hca["function"] != "pf":
+        return False
+    return any(other["char_devices"]["uverbs"] and _address(other) == _address(hca) for other in hcas)
 
 
 def _lack(tree: Tree, hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[Lack]:
@@ -204,7 +206,7 @@ def _lack(tree: Tree, hca: dict[str, Any], port: dict[str, Any], hcas: list[dict
     if only_manages(hca, hcas):
         return Lack("no-verbs", "It has no verbs device: such a sub-device only carries management packets.")
     if hca["char_devices"]["uverbs"] is None:
-        return Lack("no-verbs", "No HCA has a verbs device: ib_uverbs is not loaded.")
+        return Lack("no-verbs", "It has no verbs device: ib_uverbs is not loaded, or did not take it.")
     if hca["function"] == "vf":
         return Lack("virtual", f"It is a virtual function of {hca['pci']['physfn']}.")
     if hca["function"] == "sf":
