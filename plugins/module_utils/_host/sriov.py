@@ -89,7 +89,7 @@ set_guid() {
             echo "gpufabric-rdma-vfs: ${1##*/} has no interface to set the GUID of VF $2 on; load ib_ipoib" >&2
             return 1
         fi
-        for netdev in "$1/net/"*; do break; done
+        for netdev in "$1/net/"*; do [ -e "$netdev/parent" ] || break; done # not a child, for a partition
         ip link set dev "${netdev##*/}" vf "$2" node_guid "$4" &&
             ip link set dev "${netdev##*/}" vf "$2" port_guid "$4" &&
             ip link set dev "${netdev##*/}" vf "$2" state auto || return 1
