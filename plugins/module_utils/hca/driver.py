@@ -40,7 +40,7 @@ _ARCHIVE = "^linux-(main-)?modules-doca-ofed"
 _KERNEL_PACKAGES = re.compile(rf"^(kmod-)?mlnx-(ofed-kernel|ofa_kernel)(?!-(devel|source|utils))|{_ARCHIVE}")
 # MLNX_EN, the Ethernet-only stack, has its own packages.
 _EN_PACKAGES = re.compile(r"^(kmod-)?mlnx-en(-(dkms|modules|kmod|kmp).*)?$")
-_UBUNTU_PACKAGES = re.compile(rf"{_ARCHIVE}|^doca-ofed-(generic|[0-9.]+-dkms|aws|azure|gcp|oracle)")
+_UBUNTU_PACKAGES = re.compile(rf"{_ARCHIVE}|^doca-ofed-(generic|[0-9.]+-dkms|aws|azure|gcp|oracle|nvidia)")
 
 
 def state(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None) -> dict[str, Any]:
