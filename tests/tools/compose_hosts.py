@@ -75,7 +75,7 @@ def gid_table(rows: list[dict]) -> list[tuple]:
         if row.get("cidr"):
             gids.append(grouped(bytes(10).hex() + "ffff" + ipaddress.ip_interface(row["cidr"]).ip.packed.hex()))
         pairs = [(gid, kind) for gid in gids for kind in row.get("kinds", ("IB/RoCE v1", "RoCE v2"))]
-        found += [(int(row.get("first", 0)) + i, *pair, row["netdev"]) for i, pair in enumerate(pairs)]
+        found += [(index, *pair, row["netdev"]) for index, pair in enumerate(pairs)]
     return found
 
 
@@ -277,7 +277,7 @@ class Node:
 
     def netdev(
         self, name, at, mac, mtu="1500", state="up", speed=None, port=None, type="1", dev_port="0", cidr=None,
-        master=None, gateway=None, lower=None, **attributes,
+        master=None, gateway=None, **attributes,
     ):  # fmt: skip
         """A network device of the PCI function or below the folder `at`; 20 octets of a MAC are an IPoIB address."""
         device = self.devices.get(at, at)
@@ -298,8 +298,6 @@ class Node:
         if master:
             self.link(f"{folder}/master", self.netdevs[master])
             self.stack(upper=master, lower=name)
-        if lower:
-            self.stack(upper=name, lower=lower)
         self.link(f"/sys/class/net/{name}", folder)
         if cidr:
             self.seams["addresses"].setdefault(name, []).append(cidr)
@@ -310,7 +308,7 @@ class Node:
             self.inet6.append(f"fe80000000000000{local} {index:02x} 40 20 80 {name:>8}")
 
     def stack(self, upper, lower):
-        """The links between a bond or VLAN and its lower interfaces."""
+        """The links between a bond and its lower interfaces."""
         self.link(f"{self.netdevs[upper]}/lower_{lower}", self.netdevs[lower])
         self.link(f"{self.netdevs[lower]}/upper_{upper}", self.netdevs[upper])
 

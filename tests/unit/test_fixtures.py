@@ -173,12 +173,6 @@ FACTS = {
     "doca-loaded-differs-from-disk": {
         "driver installed/flavor on_disk/version loaded/version agree": ("doca", "25.04-0.6.0", "24.10-1.1.4", False)
     },
-    "gids-256": {
-        "hcas/mlx5_0/ports/1 active_mtu netdev": (4096, "enp59s0np0"),
-        "hcas/mlx5_0/ports/1/gids/[*] index netdev": [
-            (index, "enp59s0np0" if index < 7 else "enp59s0np0.100") for index in (0, 1, 2, 3, 7, 8, 9, 10)
-        ],
-    },
     # Each operator's discovery_rails, and why every other port is not a rail.
     "dgx-b200": {
         "rails/[*] hca distance": [(f"mlx5_{number}", "PIX") for number in (0, 3, 4, 5, 6, 9, 10, 11)],

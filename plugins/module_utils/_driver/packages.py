@@ -25,8 +25,7 @@ SERVICE = "/etc/systemd/system/openibd.service.d/20-gpufabric-rdma-driver.conf"
 # Packages of the vendor's stacks by full name. The pattern `doca-*` would also match packages of users.
 _STACK = re.compile(
     r"^("
-    r"doca-(ofed|ofed-userspace|ofed-generic[a-z0-9.-]*|ofed-[0-9.]+-dkms|ofed-(aws|azure|gcp|oracle)|all|networking|host)"
-    r"|doca-(extra|kernel|kernel-[0-9][\w.+-]*|repo)"
+    r"doca-(ofed(-[a-z0-9.-]+)?|all|networking|host|extra|kernel|kernel-[0-9][\w.+-]*|repo)"
     r"|(kmod-)?mlnx-[\w.+-]+|ofed-scripts|linux-(main-)?modules-doca-ofed-[\w.+-]+"
     r"|(kmod-)?(iser|isert|srp|kernel-mft|kernel-mft-mlnx|knem|xpmem|fwctl)(-dkms|-modules)?"
     r")$"

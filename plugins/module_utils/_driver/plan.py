@@ -128,13 +128,7 @@ def _refuse_archive(made: Plan, state: dict, where: str) -> None:
             where,
             "set driver_flavor: doca, or upgrade the node",
         )
-    for path in state["foreign_repositories"]:
-        made.finding(
-            path,
-            "no NVIDIA repository besides Ubuntu's packages of the same stack",
-            "it points to one",
-            f"remove {path}, run apt-get update, and run again",
-        )
+    _refuse_foreign(made, state, "no NVIDIA repository besides Ubuntu's packages of the same stack")
 
 
 def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> None:
@@ -158,13 +152,13 @@ def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> Non
     key = keys.problem(repository)
     if key:
         made.finding(*key)
+    _refuse_foreign(made, state, f"one repository of the stack: {repository['url']}")
+
+
+def _refuse_foreign(made: Plan, state: dict, wanted: str) -> None:
     for path in state["foreign_repositories"]:
-        made.finding(
-            path,
-            f"one repository of the stack: {repository['url']}",
-            "it points to another NVIDIA repository",
-            f"remove {path}, which {packages.REPOSITORIES[state['manager']]} replaces, and run again",
-        )
+        step = f"remove it from {path}, or switch it off there, and run again"
+        made.finding(path, wanted, "it points to another NVIDIA repository", step)
 
 
 def _refuse_without_dkms(made: Plan, state: dict, where: str) -> None:

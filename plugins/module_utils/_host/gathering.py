@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 from ..hca import Tree
 from ..hca.facts import gather
+from ..hca.rails import KEYS
 from ..hca.seams import Seams
 from .gpudirect import Runner, complete
 
@@ -15,15 +16,9 @@ RAILS = {
     "type": "list",
     "elements": "dict",
     "default": [],
-    "options": {
-        "hca": {"type": "str"},
-        "pci": {"type": "str"},
-        "netdev": {"type": "str"},
-        "mac": {"type": "str"},
-        "port": {"type": "int"},
-    },
-    "mutually_exclusive": [("hca", "pci", "netdev", "mac")],
-    "required_one_of": [("hca", "pci", "netdev", "mac")],
+    "options": {**{key: {"type": "str"} for key in KEYS}, "port": {"type": "int"}},
+    "mutually_exclusive": [KEYS],
+    "required_one_of": [KEYS],
 }
 
 

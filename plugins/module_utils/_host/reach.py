@@ -128,12 +128,8 @@ def ask(questions: list[dict], seconds: float) -> list[dict]:
                     key.fileobj.close()
         for key in list(waiting.get_map().values()):
             key.fileobj.close()
-    return [
-        {**question, "state": state[0], "why": state[1]}
-        for question, state in zip(
-            questions, (state or (SILENT, f"no answer within {seconds:g} s") for state in states)
-        )
-    ]
+    silent = (SILENT, f"no answer within {seconds:g} s")
+    return [{**asked, **dict(zip(("state", "why"), state or silent))} for asked, state in zip(questions, states)]
 
 
 def _open(waiting: selectors.BaseSelector, number: int, question: dict) -> None:

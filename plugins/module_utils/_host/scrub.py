@@ -120,14 +120,10 @@ class Scrubber:
                 continue
             size = network.num_addresses
             taken = -(-taken // size) * size
-            moved = ipaddress.ip_network((int(_POOL.network_address) + taken % _POOL.num_addresses, network.prefixlen))
-            if moved == network:
+            while self.networks.get(network, network) == network:
+                start = int(_POOL.network_address) + taken % _POOL.num_addresses
+                self.networks[network] = ipaddress.ip_network((start, network.prefixlen))
                 taken += size
-                moved = ipaddress.ip_network(
-                    (int(_POOL.network_address) + taken % _POOL.num_addresses, network.prefixlen)
-                )
-            self.networks[network] = moved
-            taken += size
 
     # Replace.
 

@@ -18,76 +18,39 @@ from .tree import Tree
 # What a rise means. LINK: the cable, the transceiver or the port lost bits; never normal. TRANSPORT: packets were
 # lost, late or out of order and were sent again. CONGESTION: a receiver or the fabric asked to slow down.
 LINK, TRANSPORT, CONGESTION = "link", "transport", "congestion"
-COUNTERS = {
-    "symbol_error": LINK,
-    "link_error_recovery": LINK,
-    "link_downed": LINK,
-    "port_rcv_errors": LINK,
-    "port_rcv_remote_physical_errors": LINK,
-    "local_link_integrity_errors": LINK,
-    "excessive_buffer_overrun_errors": LINK,
-    "port_xmit_discards": TRANSPORT,
-    "port_rcv_switch_relay_errors": TRANSPORT,
-    "port_rcv_constraint_errors": TRANSPORT,
-    "port_xmit_constraint_errors": TRANSPORT,
-    "port_xmit_wait": CONGESTION,
-}
-HW_COUNTERS = {
-    # mlx5
-    "out_of_sequence": TRANSPORT,
-    "packet_seq_err": TRANSPORT,
-    "local_ack_timeout_err": TRANSPORT,
-    "implied_nak_seq_err": TRANSPORT,
-    "rnr_nak_retry_err": TRANSPORT,
-    "out_of_buffer": TRANSPORT,
-    "duplicate_request": TRANSPORT,
-    "rx_icrc_encapsulated": LINK,
-    "req_transport_retries_exceeded": TRANSPORT,
-    "req_rnr_retries_exceeded": TRANSPORT,
-    "roce_adp_retrans": TRANSPORT,
-    "roce_adp_retrans_to": TRANSPORT,
-    "roce_slow_restart": TRANSPORT,
-    "np_cnp_sent": CONGESTION,
-    "np_ecn_marked_roce_packets": CONGESTION,
-    "rp_cnp_handled": CONGESTION,
-    "rp_cnp_ignored": CONGESTION,
-    # soft-RoCE
-    "out_of_seq_request": TRANSPORT,
-    "rcvd_seq_err": TRANSPORT,
-    "rcvd_rnr_err": TRANSPORT,
-    "send_rnr_err": TRANSPORT,
-    "completer_retry_err": TRANSPORT,
-    "retry_exceeded_err": TRANSPORT,
-    "retry_rnr_exceeded_err": TRANSPORT,
-    "send_err": TRANSPORT,
-    "link_downed": LINK,
-}
-NETDEV = {
-    "rx_dropped": TRANSPORT,
-    "rx_missed_errors": TRANSPORT,
-    "rx_errors": LINK,
-    "rx_crc_errors": LINK,
-    "tx_errors": LINK,
-    "tx_dropped": TRANSPORT,
-}
+
+
+def _kinds(**names: str) -> dict[str, str]:
+    return {name: kind for kind, listed in names.items() for name in listed.split()}
+
+
+COUNTERS = _kinds(
+    link="symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors "
+    "local_link_integrity_errors excessive_buffer_overrun_errors",
+    transport="port_xmit_discards port_rcv_switch_relay_errors port_rcv_constraint_errors port_xmit_constraint_errors",
+    congestion="port_xmit_wait",
+)
+# Of mlx5, then of soft-RoCE.
+HW_COUNTERS = _kinds(
+    link="rx_icrc_encapsulated link_downed",
+    transport="out_of_sequence packet_seq_err local_ack_timeout_err implied_nak_seq_err rnr_nak_retry_err "
+    "out_of_buffer duplicate_request req_transport_retries_exceeded req_rnr_retries_exceeded roce_adp_retrans "
+    "roce_adp_retrans_to roce_slow_restart "
+    "out_of_seq_request rcvd_seq_err rcvd_rnr_err send_rnr_err completer_retry_err retry_exceeded_err "
+    "retry_rnr_exceeded_err send_err",
+    congestion="np_cnp_sent np_ecn_marked_roce_packets rp_cnp_handled rp_cnp_ignored",
+)
+NETDEV = _kinds(link="rx_errors rx_crc_errors tx_errors", transport="rx_dropped rx_missed_errors tx_dropped")
 # Renamed here, so that the netdev's rx_errors is not mistaken for a counter of the RDMA port.
 KINDS = {**COUNTERS, **HW_COUNTERS, **{f"netdev_{name}": kind for name, kind in NETDEV.items()}}
 # Counters of 4, 8 and 16 bits saturate; further rises cannot be seen.
-STOPS = {
-    "symbol_error": 0xFFFF,
-    "link_error_recovery": 0xFF,
-    "link_downed": 0xFF,
-    "port_rcv_errors": 0xFFFF,
-    "port_rcv_remote_physical_errors": 0xFFFF,
-    "port_rcv_switch_relay_errors": 0xFFFF,
-    "port_xmit_discards": 0xFFFF,
-    "port_xmit_constraint_errors": 0xFF,
-    "port_rcv_constraint_errors": 0xFF,
-    "local_link_integrity_errors": 0xF,
-    "excessive_buffer_overrun_errors": 0xF,
+_SIZES = {
+    0xF: "local_link_integrity_errors excessive_buffer_overrun_errors",
+    0xFF: "link_error_recovery link_downed port_xmit_constraint_errors port_rcv_constraint_errors",
+    0xFFFF: "symbol_error port_rcv_errors port_rcv_remote_physical_errors port_rcv_switch_relay_errors "
+    "port_xmit_discards",
 }
-
-
+STOPS = {name: size for size, names in _SIZES.items() for name in names.split()}
 # Bytes, pause frames and drops by priority, and those for all priorities.
 _BY_PRIORITY = re.compile(
     r"[rt]x_(prio[0-7]_(bytes|pause|(buf_|cong_)?discards?)|global_pause)|rx_discards_phy|tx_pause_storm_\w+_events"

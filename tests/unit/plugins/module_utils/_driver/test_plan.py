@@ -88,18 +88,14 @@ def test_a_fresh_apt_node(wanted):
     assert sentence(made, wanted) == "doca 3.2.1 is installed"
 
 
-UEK = "5.15.0-307.178.5.el9uek.x86_64"
-
-
 @pytest.mark.parametrize(
-    ("version", "kernel", "headers"),
-    [("9.6", "5.14.0-570.12.1.el9_6.x86_64", ""), ("10.0", "6.12.0-55.9.1.el10_0.x86_64", ""), ("9.6", UEK, "uek-")],
+    ("version", "kernel"), [("9.6", "5.14.0-570.12.1.el9_6.x86_64"), ("10.0", "6.12.0-55.9.1.el10_0.x86_64")]
 )
-def test_the_whole_order_on_rhel(wanted, version, kernel, headers):
+def test_the_whole_order_on_rhel(wanted, version, kernel):
     old = {"mlnx-ofa_kernel": "24.10-OFED.24.10.2.1.8.1", "kmod-mlnx-ofa_kernel": "24.10", "gcc": "11", "make": "4"}
     node = state("dnf", rhel(version), "mlnx_ofed", old, kernels=[kernel], headers={kernel: False})
     trial, quiet = "dnf --setopt=reposdir=TRIAL/repos", f"{BOUNDS} --setopt=install_weak_deps=False"
-    tools = f"kernel-{headers}devel-{kernel} dkms elfutils-libelf-devel"
+    tools = f"kernel-devel-{kernel} dkms elfutils-libelf-devel"
     removed = "--setopt=clean_requirements_on_remove=False kmod-mlnx-ofa_kernel mlnx-ofa_kernel"
     assert carried_out(node, {**wanted, "remove_allowed": True}) == [
         f"{trial} install --assumeno {quiet} {tools}",
@@ -305,24 +301,12 @@ def test_in_a_container_nothing_is_installed(wanted):
     assert listed(plan(half, wanted))[0] == (f"package {BASE}-dkms", "finish")
 
 
-STATUS = {
-    "3.0.10": "mlnx-ofed-kernel/25.10.OFED.25.10.1.6.6.1, 6.1.0-56-amd64, x86_64: installed\n"
-    "iser/25.10, 6.1.0-56-amd64, x86_64: built (WARNING! Diff between built and installed module!)\n"
-    "srp/25.10: added\nDeprecated feature: REMAKE_INITRD (/var/lib/dkms/x/dkms.conf)\n",
-    "2.8.7": "mlnx-ofed-kernel, 25.10.OFED.25.10.1.6.6.1, 6.1.0-56-amd64, x86_64: installed (original_module exists)\n"
-    "srp, 25.10: added\n",
-}
+VERSION = "25.10.OFED.25.10.1.6.6.1"
+OF_2_8 = f"{BASE}, {{}}: installed{{}}\nsrp, 25.10: added\n"
+OF_3_0 = f"{BASE}/25.11: broken\n{BASE}/{{}}: installed{{}}\nsrp/25.10: added\nDeprecated feature: REMAKE_INITRD (x)\n"
 
 
-@pytest.mark.parametrize("version", STATUS)
-def test_the_status_of_both_generations_of_dkms(version):
-    builds = dkms.parse(STATUS[version])
-    assert builds[0][:4] == (BASE, "25.10.OFED.25.10.1.6.6.1", "6.1.0-56-amd64", "installed")
-    assert builds[-1][:4] == ("srp", "25.10", None, "added")
-    left = dkms.not_installed(builds, [BASE, "srp"], ["6.1.0-56-amd64"])
-    assert left == [("srp", "25.10", "6.1.0-56-amd64", "added")]
-
-
+@pytest.mark.parametrize("form", [OF_2_8, OF_3_0])
 @pytest.mark.parametrize(
     ("remark", "healthy"),
     [
@@ -332,9 +316,12 @@ def test_the_status_of_both_generations_of_dkms(version):
         *(("-weak from 5.14.0-362.el9.x86_64", True), ("-weak from 5.14.0-362.el9.x86_64 (Diff)", False)),
     ],
 )
-def test_only_what_is_known_to_be_healthy_counts_as_installed(remark, healthy):
-    builds = dkms.parse(f"{BASE}/2: broken\n{BASE}/1, {KERNEL}, x86_64: installed{remark}\n")
-    assert bool(dkms.not_installed(builds, [BASE], [KERNEL])) is not healthy
+def test_only_what_is_known_to_be_healthy_counts_as_installed(form, remark, healthy):
+    builds = dkms.parse(form.format(f"{VERSION}, {KERNEL}, x86_64", remark))
+    assert builds[-1][:4] == ("srp", "25.10", None, "added")
+    *base, srp = dkms.not_installed(builds, [BASE, "srp"], [KERNEL])
+    assert base == [(BASE, VERSION, KERNEL, "another copy is installed")] * (not healthy)
+    assert srp == ("srp", "25.10", KERNEL, "added")
     assert dkms.not_installed(dkms.parse(f"{BASE}/1: broken\n"), [BASE], [KERNEL]) == [(BASE, "1", KERNEL, "added")]
 
 
@@ -371,6 +358,7 @@ SIGNED, TRUSTED = {"url": URL}, {"url": URL, "trusted": True}
     (packages.install_command("apt", ["a=1"], downgrade=True),
         "apt-get install --yes --no-install-recommends -o Dpkg::Options::=--force-confold --allow-downgrades a=1"),
     (packages.install_command("dnf", ["x"], downgrade=True)[:2], "dnf downgrade"),
+    (packages.headers_package("dnf", "5.15.0-307.el9uek.x86_64"), "kernel-uek-devel-5.15.0-307.el9uek.x86_64"),
     (packages.remove_command("apt", ["a", "b"]), "apt-get purge --yes a b"),
 ])  # fmt: skip
 def test_the_files_and_commands(text, wanted):
@@ -379,7 +367,7 @@ def test_the_files_and_commands(text, wanted):
 
 def test_a_users_own_packages_are_no_stack():
     stack = "doca-ofed doca-ofed-userspace mlnx-ofed-kernel-dkms mlnx-ofa_kernel kmod-mlnx-ofa_kernel mlnx-tools"
-    stack += " iser-dkms kmod-srp ofed-scripts linux-modules-doca-ofed-3.4-generic doca-ofed-generic-hwe-26.04"
+    stack += " iser-dkms kmod-srp ofed-scripts linux-modules-doca-ofed-3.4-generic doca-ofed-nvidia-64k"
     own = "doca-telemetry-of-ours my-doca-app rdma-core isert-notes"
     assert set(packages.stack_packages(dict.fromkeys(f"{stack} {own}".split(), "1"))) == set(stack.split())
 
@@ -454,6 +442,7 @@ def test_the_row_of_a_node_or_what_there_is_instead():
         assert (row["url"], row["known"]) == ("", "3.2.1 for rhel9 amd64")
 
 
+DOCA = "https://linux.mellanox.com/public/repo/doca"
 DPKG = [("dkms", "install ok installed", "3.0.11"), ("mlnx-ofed-kernel-dkms", "install ok half-configured", "25.10-1")]
 DPKG.append(("linux-image-generic", "hold ok installed", "1"))
 DPKG_STATUS = "\n\n".join("Package: {}\nStatus: {}\nVersion: {}".format(*row) for row in DPKG)
@@ -470,7 +459,9 @@ def test_packages_files_and_kernels_of_an_apt_node(tmp_path):
     text = packages.pins_file("DOCA-HOST*")
     over = overlays.Over({"/var/lib/dpkg/status": DPKG_STATUS, packages.PINS: text.rstrip("\n")})
     over += overlays.newer_kernel("kernel/mlx5_core.ko") + overlays.file("/etc/apt/sources.list.d/x.list", "deb x")
-    over += overlays.file("/etc/apt/sources.list.d/doca.list", "deb https://linux.mellanox.com/public/repo/doca ./")
+    over += overlays.file("/etc/apt/sources.list.d/doca.list", f"deb {DOCA} ./")
+    over += overlays.file("/etc/apt/sources.list.d/off.sources", f"URIs: {DOCA}\nEnabled: no\n\nURIs: x")
+    over += overlays.file("/etc/apt/sources.list", f"deb {DOCA} ./")
     state = read(tmp_path, over)
     assert state["manager"] == "apt"
     assert state["packages"] == {"dkms": "3.0.11", "linux-image-generic": "1"}
@@ -481,25 +472,16 @@ def test_packages_files_and_kernels_of_an_apt_node(tmp_path):
     assert state["files"].keys() >= {packages.KEYS["apt"], packages.REPOSITORIES["apt"]}
     assert state["kernels"] == [overlays.KERNEL, overlays.NEWER]
     assert state["headers"][overlays.NEWER] is False
-    assert state["foreign_repositories"] == ["/etc/apt/sources.list.d/doca.list"]
+    assert state["foreign_repositories"] == ["/etc/apt/sources.list.d/doca.list", "/etc/apt/sources.list"]
 
 
-DOCA = "https://linux.mellanox.com/public/repo/doca/3.2.1/x"
-
-
-@pytest.mark.parametrize(("fixture", "path", "text", "foreign"), [
-    (overlays.STALE, "/etc/apt/sources.list", f"deb {DOCA} ./", True),
-    (overlays.STALE, "/etc/apt/sources.list.d/a.sources", f"Types: deb\nURIs: {DOCA}\nEnabled: no\n\nURIs: x", False),
-    ("hfi1", "/etc/yum.repos.d/a.repo", f"[doca]\nbaseurl={DOCA}\n\nenabled = 0\n[epel]\nenabled=1", False),
-    ("hfi1", "/etc/yum.repos.d/a.repo", f"[doca]\nbaseurl={DOCA}\n[other]\nenabled=0", True),
-])  # fmt: skip
-def test_a_source_that_is_switched_off_is_not_one(fixture, path, text, foreign, tmp_path):
-    assert read(tmp_path, overlays.file(path, text), fixture)["foreign_repositories"] == [path] * foreign
-
-
-def test_the_tool_dpkg_does_not_make_an_rpm_system_debian(tmp_path):
-    state = read(tmp_path, overlays.file("/var/lib/dpkg/status", ""), "hfi1")
+def test_packages_and_repositories_of_an_rpm_node_with_the_tool_dpkg(tmp_path):
+    off = f"[doca]\nbaseurl={DOCA}\n\nenabled = 0\n[epel]\nenabled=1"
+    over = overlays.Over({"/var/lib/dpkg/status": "", "/etc/yum.repos.d/a.repo": off})
+    state = read(tmp_path, over + overlays.file("/etc/yum.repos.d/b.repo", f"[b]\nbaseurl={DOCA}"), "hfi1")
     assert "rdma-core" in state["facts"]["driver"]["installed"]["packages"]
+    assert state["foreign_repositories"] == ["/etc/yum.repos.d/b.repo"]
+    assert [name for name, _text in state["enabled_repositories"]] == ["epel", "b"]
 
 
 @pytest.mark.parametrize("fixture", fixtures.names())

@@ -205,15 +205,12 @@ def test_consent_has_three_states_and_a_second_run_changes_nothing(run, tmp_path
     assert json.loads((kept / "before.json").read_text()) == before
 
 
-REFUSALS = [
+@pytest.mark.parametrize(("stated", "there", "count"), [
     ({"all": {"ATS_ENABLED": False, "NO_SUCH_KEY": 1, "NOR_THIS": 1}}, (A, B), 4),
     (ATS, (A,), 1),
     ({**ATS, "0000:09:00.0": {"ATS_ENABLED": True}}, (A, B), 1),
     ({**ATS, B: {"NUM_OF_VFS": 8}}, (A, B), 1),
-]
-
-
-@pytest.mark.parametrize(("stated", "there", "count"), REFUSALS)
+])  # fmt: skip
 def test_one_problem_of_one_hca_keeps_all_from_being_written(run, stated, there, count):
     double = Mstconfig("4.31", *there)
     double.read_only = ("NUM_OF_VFS",)

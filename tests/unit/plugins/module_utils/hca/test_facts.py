@@ -248,7 +248,6 @@ PFC_3_6 = {"priorities": [3, 6], "capable": 8, "delay": 7}
     (error(errno.ENODEV), "No such device"),
     (dcb_answer(apps(), kind=79), "cut off"),
     (dcb_answer(attribute(2, b"\x08\x08")), "cut off"),
-    (dcb_answer(struct.pack("=HH", 99, 2)), "cut off"),
 ])  # fmt: skip
 def test_of_what_the_kernel_answers_only_no_such_setting_is_nothing(answer, settings):
     asked = dcb.asked(lambda: dcb.parsed(answer), dcb.KEYS)

@@ -1,14 +1,7 @@
 """HCAs, GPUs, rails, netdevs, routes and distances, for cases that the machines of tests/fixtures do not show."""
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
-    counters,
-    hcas,
-    pci,
-    roots,
-    routes,
-    topology,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import counters, hcas, pci, roots, routes, topology
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.management import uses
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import RXE_OVERHEAD, ib_mtu
@@ -273,18 +266,12 @@ UNREACHABLE6 = f"{ZERO} 00 {ZERO} 00 {ZERO} ffffffff 00000001 00000000 00200200 
 REJECT6 = f"{ZERO} 00 {ZERO} 00 {ZERO} 00000400 00000001 00000000 00000201     eth1"
 
 
-def test_a_row_that_makes_no_sense_hides_no_other():
-    garbled = ["eth9", "eth9\tzz\t00000000\t0001\t0\t0\t0\t00000000", "eth9\t0000\t00000000\t0001\t0\t0\t0\t00000000"]
-    assert [found.netdev for found in routes.ipv4("\n".join([HEAD, *garbled, DEFAULT4]))] == ["eth0"]
-    six = routes.ipv6("\n".join(["fd00 40", f"{'z' * 32}{DEFAULT6[32:]}", LINK6]))
-    assert [found.netdev for found in six] == ["eth0"]
-
-
-def test_both_tables_of_a_node(node):
+def test_both_tables_of_a_node_without_rows_that_make_no_sense(node):
     assert (routes.usable(node.tree()), uses(node.tree(), Seams())) == ([], {})
-    node.write("/proc/net/route", "\n".join([HEAD, DEFAULT4, LINK4, BLACKHOLE4, DOWN4]))
+    odd = ["eth9", *(f"eth9\t{word}\t00000000\t0001\t0\t0\t0\t00000000" for word in ("zz", "0000"))]
+    node.write("/proc/net/route", "\n".join([HEAD, *odd, DEFAULT4, LINK4, BLACKHOLE4, DOWN4]))
     six = [LINK6, LINK_LOCAL6, DEFAULT6, LOOPBACK6, LOCAL6, MULTICAST6, UNREACHABLE6, REJECT6]
-    node.write("/proc/net/ipv6_route", "\n".join(six))
+    node.write("/proc/net/ipv6_route", "\n".join(["fd00 40", f"{'z' * 32}{DEFAULT6[32:]}", *six]))
     assert set(uses(node.tree(), Seams())) == {"eth0", "ib0"}
     for address, wanted in (("fe80" + "0" * 28, {"eth0"}), ("fd00" + "0" * 28, {"eth0", "ib0"})):
         node.write("/proc/net/if_inet6", f"{address} 02 40 20 80 lo")
