@@ -169,6 +169,7 @@ class Node:
         image = f"/boot/initrd.img-{kernel}" if self.debian_like else f"/boot/initramfs-{kernel}.img"
         self.file(image, "")
         self.mtimes[image] = 1748736000
+        self.file("/boot/initramfs-5.0.img", "")  # of a kernel that was removed
 
     # PCI.
 

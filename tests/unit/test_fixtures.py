@@ -103,7 +103,7 @@ FACTS = {
             ("ibp24s0", "InfiniBand", "ConnectX-6"),
         ],
         "node/os/like": ["rhel", "centos", "fedora"],
-        "initramfs/generator": "dracut",
+        "initramfs generator images/[*]/kernel": ("dracut", ["5.14.0-427.13.1.el9_4.x86_64"]),
     },
     "ipoib-children": {
         "hcas/mlx5_0/netdevs/[*] name parent": [("ib0", None), ("ib0.8001", "ib0"), ("ib0.8002", "ib0")],

@@ -48,9 +48,10 @@ def images(tree: Tree) -> dict[str, Any]:
         match = _IMAGE.match(name)
         if match and not _OTHER.search(name):
             path = f"/boot/{name}"
-            mtime = tree.mtime(path)
-            if mtime is not None:
-                found.append({"path": path, "kernel": next(filter(None, match.groups())), "mtime": mtime})
+            mtime, kernel = tree.mtime(path), next(filter(None, match.groups()))
+            # That of a removed kernel cannot be built again: dracut fails over it.
+            if mtime is not None and tree.isdir(f"/lib/modules/{kernel}"):
+                found.append({"path": path, "kernel": kernel, "mtime": mtime})
     generator = next((name for name, places in _GENERATORS if any(tree.exists(place) for place in places)), None)
     return {"generator": generator, "images": found}
 
