@@ -29,8 +29,8 @@ _LOADERS = ("update-grub", "grubby")  # these set a boot parameter on Debian and
 _DRIVERS = "/sys/bus/pci/drivers"
 # Product names (DMI) of virtual machines, whose bridges are not the host's.
 _GUEST = re.compile(
-    r"^(Standard PC|KVM|RHEV|OpenStack|Virtual Machine|VMware|VirtualBox|HVM domU|Google Compute Engine|Bochs|BHYVE|Droplet"
-    r"|[\w-]+\.\d*x?large$)"  # Amazon's, of which those of bare metal end with .metal
+    r"^(Standard PC|KVM|RHEV|OpenStack|Virtual Machine|VMware|VirtualBox|HVM domU|Google Compute Engine|Bochs|BHYVE"
+    r"|Droplet|[\w-]+\.\d*x?large$)"  # Amazon's, of which those of bare metal end with .metal
 )
 
 
