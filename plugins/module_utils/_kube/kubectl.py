@@ -180,6 +180,7 @@ class Kubectl:
     ):
         self.calls = 0
         self._argv, self._limit, self._patience, self._next_step = list(argv), limit, patience, next_step
+        self._of_k3s = os.path.basename(self._argv[0]) == OF_K3S[0]
         self._clock, self._sleep = clock, sleep
         # kubectl remembers the types of a server by its address for hours, also those of a cluster that is gone.
         self._types = tempfile.mkdtemp(prefix="gpufabric-rdma-kubectl-")
@@ -288,7 +289,9 @@ class Kubectl:
         )
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "KUBECACHEDIR": self._types}
+        # With KUBECONFIG, k3s kubectl asks the cluster of that file; a kuberc changes what an option left out means.
+        inherited = {name: value for name, value in os.environ.items() if name != "KUBECONFIG" or not self._of_k3s}
+        return {**inherited, "KUBECACHEDIR": self._types, "KUBERC": "off"}
 
     def _command(self) -> list[str]:
         folders = os.pathsep.join([os.environ.get("PATH", os.defpath), *_FOLDERS])

@@ -41,6 +41,12 @@ def test_the_types_of_a_cluster_that_is_gone_are_not_remembered(script):
     assert [kubectl.Kubectl(argv).run("get")[1] for _client in range(2)] == ["", ""]
 
 
+@pytest.mark.parametrize(("program", "asked"), [("k3s", "off"), ("kubectl", "offother")])
+def test_k3s_is_asked_about_its_own_cluster_without_the_users_preferences(script, monkeypatch, program, asked):
+    monkeypatch.setenv("KUBECONFIG", "other")
+    assert kubectl.Kubectl([script(program, 'printf %s "$KUBERC" "$KUBECONFIG"')]).run("get")[1] == asked
+
+
 class Cluster:
     """Replaces Kubectl and time: returns one list of objects per call, the last one forever."""
 
