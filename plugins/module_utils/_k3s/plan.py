@@ -42,7 +42,8 @@ def texts(wanted: dict) -> dict[str, tuple[str, str]]:
 def wanted_of(options: dict) -> dict:
     """The wanted state for the planner, from options of the module k3s_node."""
     wanted = {name: options[name] for name in ("role", "options", "registries", "takeover_allowed")}
-    return {**wanted, "token_given": bool(options["token"]) or not options["token_allowed_to_be_made"]}
+    first = options["token_allowed_to_be_made"]
+    return {**wanted, "first": first, "token_given": bool(options["token"]) or not first}
 
 
 def plan(state: dict, wanted: dict, root: str = "/") -> Plan:

@@ -103,8 +103,8 @@ def membership(tree: Tree) -> dict:
     return {"member": joined or bool(theirs), "server": tree.isdir(f"{k3s.DATA}/server/db"), "others": theirs}
 
 
-def converging(root: str, run: Callable, token: str | None = None) -> dict:
-    """The input of `_k3s.plan.plan`."""
+def converging(root: str, run: Callable, token: str | None = None, first: bool = False) -> dict:
+    """The input of `_k3s.plan.plan`. first: whether the node's own k3s tells what the cluster's token is."""
     tree = Tree(root)
     running = _running(run) if tree.live else {}
     record = recorded(tree, k3s.RECORD)
@@ -117,7 +117,7 @@ def converging(root: str, run: Callable, token: str | None = None) -> dict:
         "links": {path: _link(tree, path) for path in k3s.LINKS},
         "binary": {"mode": _mode(tree, k3s.BINARY)} if tree.exists(k3s.BINARY) else None,
         "services": {name: _service(tree, name, running) for name in k3s.SERVICES.values()},
-        "token": _token(tree, token),
+        "token": _token(tree, token, first),
         "started": record.get("inputs") or {},
         "inputs": present,
         "younger": younger({path: tree.mtime(path) for path in present}, running, record.get("invocation")),
@@ -217,12 +217,13 @@ def _service(tree: Tree, name: str, running: dict[str, dict]) -> dict:
     }
 
 
-def _token(tree: Tree, given: str | None) -> dict:
-    present = tree.read(k3s.TOKEN)
+def _token(tree: Tree, given: str | None, first: bool) -> dict:
+    present = (tree.read(k3s.TOKEN) or "").strip()
+    held = present or (tree.read(f"{k3s.DATA}/server/token") if first else "")
     return {
-        "present": bool((present or "").strip()),
+        "present": bool(present),
         "mode": _mode(tree, k3s.TOKEN),
-        "differs": bool(given and present and _secret(present) != _secret(given)),
+        "differs": bool(given and held and _secret(held) != _secret(given)),
     }
 
 

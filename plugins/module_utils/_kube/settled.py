@@ -34,7 +34,8 @@ def settled(asked: dict, root: str, run: Callable) -> dict[str, Any]:
     if asked["k3s_node"] is not None:
         given = asked["k3s_node"]
         wanted = k3s_plan.wanted_of({**given, "registries": json.loads(given["registries"])})
-        plans["k3s_node"] = k3s_plan.plan(k3s_state.converging(root, run, given["token"]), wanted, root)
+        state = k3s_state.converging(root, run, given["token"], wanted["first"])
+        plans["k3s_node"] = k3s_plan.plan(state, wanted, root)
     if asked["device_plugin"] is not None:
         given = _options(device_plugin.ARGUMENTS, asked["device_plugin"])
         state = device_plugin.read_for(root, given)

@@ -17,7 +17,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.modules import k3s_node, k3s_reset
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
-WANTED = {"role": "server", "options": {}, "registries": {}, "token_given": False, "takeover_allowed": None}
+WANTED = {"role": "server", "options": {}, "registries": {}, "takeover_allowed": None}
+WANTED |= {"first": True, "token_given": False}
 
 
 @pytest.fixture
@@ -51,12 +52,17 @@ def test_what_k3s_was_started_with_is_remembered_summed_once_and_its_own_cache_i
 
 
 @pytest.mark.parametrize(
-    ("present", "given", "differs"),
-    [("K10abc::server:s3cret", "s3cret", False), ("s3cret", "other", True), ("s3cret", None, False)],
+    ("path", "present", "given", "differs"),
+    [
+        (k3s.TOKEN, "K10abc::server:s3cret", "s3cret", False),
+        (k3s.TOKEN, "s3cret", "other", True),
+        (k3s.TOKEN, "s3cret", None, False),
+        (f"{k3s.DATA}/server/token", "K10abc::server:s3cret", "other", True),
+    ],
 )
-def test_a_token_is_compared_by_its_secret(root, put, present, given, differs):
-    put(k3s.TOKEN, f"{present}\n")
-    assert k3s_state.converging(str(root), silent, given)["token"]["differs"] is differs
+def test_a_token_is_compared_by_its_secret(root, put, path, present, given, differs):
+    put(path, f"{present}\n")
+    assert k3s_state.converging(str(root), silent, given, first=True)["token"]["differs"] is differs
 
 
 def test_services_are_read_from_systemd():
