@@ -33,6 +33,7 @@ _OTHERS = {
     "/etc/kubernetes/admin.conf": "kubeadm",
     "/etc/rancher/rke2/config.yaml": "RKE2",
     "/var/lib/rancher/rke2/server": "RKE2",
+    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig": "RKE2",
     "/var/snap/microk8s/current": "MicroK8s",
     "/var/lib/k0s/kubelet.conf": "k0s",
 }
@@ -43,6 +44,7 @@ _UUID_FILES = (
     "/proc/device-tree/vm,uuid",
     "/etc/machine-id",
 )
+_OPTION = re.compile(r"^[\"']?([a-z][a-z0-9-]*)[\"']?\s*:", re.MULTILINE)
 _IPTABLES = re.compile(r"iptables v(\d+)\.(\d+)\.(\d+)")
 
 
@@ -72,6 +74,7 @@ def node(root: str, run: Callable) -> dict:
         "iptables": _iptables(run) if tree.live else None,
         "version": version(tree, run),
         "others": sorted(set(others(tree).values())),
+        "drop_ins": _drop_ins_of_others(tree),
         "listening": programs.bound(tree, "tcp"),
         "server_url": _server_url(tree),
         "joined": tree.exists(f"{k3s.DATA}/agent/kubelet.kubeconfig"),
@@ -94,6 +97,16 @@ def system_uuid(tree: Tree) -> str:
 def others(tree: Tree) -> dict[str, str]:
     """{path: owner} of files that only another Kubernetes leaves on a node."""
     return {path: name for path, name in _OTHERS.items() if tree.exists(path)}
+
+
+def _drop_ins_of_others(tree: Tree) -> dict[str, list[str]]:
+    """{path: options} of foreign files that k3s reads with ours; `option+:`, which only adds to a list, is left out."""
+    paths = [f"{os.path.dirname(k3s.EXTRA)}/{name}" for name in tree.listdir(os.path.dirname(k3s.EXTRA))]
+    return {
+        path: _OPTION.findall(tree.read(path) or "")
+        for path in sorted(paths)
+        if path not in _TEXT_FILES and path.lower().endswith((".yaml", ".yml"))
+    }
 
 
 def membership(tree: Tree) -> dict:

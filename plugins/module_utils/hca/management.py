@@ -118,7 +118,8 @@ def _looked_up(
 
 def _k3s_words(tree: Tree) -> Iterator[str]:
     """Addresses and interface names in k3s' configuration."""
-    files = [f"{K3S}/config.yaml.d/{name}" for name in tree.listdir(f"{K3S}/config.yaml.d") if name.endswith(".yaml")]
+    folder = f"{K3S}/config.yaml.d"
+    files = [f"{folder}/{name}" for name in tree.listdir(folder) if name.lower().endswith((".yaml", ".yml"))]
     values = [value for path in (f"{K3S}/config.yaml", *files) for value in K3S_LINE.findall(tree.read(path) or "")]
     for unit in ("k3s.service", "k3s-agent.service"):
         started = units.settings(tree, unit, "Service").get("ExecStart") or [""]

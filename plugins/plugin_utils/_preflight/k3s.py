@@ -547,6 +547,14 @@ def _ownership(node: dict, decided: dict, report, notes: list[str]) -> None:
     elif foreign:
         step = "leave the host out, remove that cluster with its own tools first, or set k3s_takeover_allowed: true"
         report(host, Finding("cluster", "no cluster, or one that this collection set up", "; ".join(foreign), step))
+    for path, options in (seen.get("drop_ins") or {}).items():
+        owned = {name: k3s.OWNED[name] for name in options if k3s.OWNED.get(name, "").startswith(("k3s_", "nothing"))}
+        if owned:
+            wanted = "no option that has a variable: k3s uses the value of its last file"
+            step = f"take it out of the file; instead use {'; '.join(owned.values())}"
+            report(host, Finding(path, wanted, core_text.listing(owned), step))
+        else:
+            notes.append(f"{host}: {path} is not ours; k3s reads it too")
     report(host, *(Finding(**finding) for finding in seen.get("namespaces") or []))
     joined = seen["server_url"] if seen["joined"] and decided["role"] == "agent" else None
     if joined and decided["server_url"] not in (None, joined):

@@ -173,6 +173,7 @@ def test_k15_containers_end_before_links_and_mounts_and_what_stays_is_listed():
 # --- bad input, reported all at once ----------------------------------------------------------------------------------
 
 TWO, SERVICE = ("node1", "node2"), "/etc/systemd/system/k3s.service"
+SITE = "/etc/rancher/k3s/config.yaml.d/50-site.yaml"
 ENFORCING = {"selinux": "enforcing", "family": "rhel", "distribution": "rhel9"}
 TEAM = {"object": "namespace ml-team", "wanted": "w", "seen": "managed by argocd", "next_step": "n", "id": ""}
 UPLINKS = [{"netdev": name, "destination": "0.0.0.0/0"} for name in ("eth0", "rail0")]
@@ -192,6 +193,7 @@ REFUSED = {
     "kubeadm": ([node(seen={"others": ["kubeadm"]})], "cluster"),
     "kubeadm, denied": ([node(seen={"others": ["kubeadm"]}, takeover_allowed=False)], "cluster"),
     "other k3s": ([node(seen={"foreign_files": [SERVICE]})], "cluster"),
+    "a file beside ours": ([node(seen={"drop_ins": {SITE: ["agent-token", "flannel-backend"]}})], SITE),
     "namespace of someone else": ([node(seen={"namespaces": [TEAM], "others": ["RKE2"]})], "namespace ml-team"),
     "policy package": ([node(seen=ENFORCING)], "bundle /srv/bundle"),
     "two servers": ([node(1, TWO), node(2, TWO)], "group k3s_servers"),
