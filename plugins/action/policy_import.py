@@ -6,7 +6,6 @@ import pathlib
 import re
 
 import yaml
-from ansible.parsing.vault import is_encrypted
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Refused, at
@@ -94,7 +93,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _shared(path: pathlib.Path) -> bool:
     """Whether the file has variables of the user, too: then the import is a block of it."""
-    return path.is_file() and not path.read_text(encoding="utf-8").startswith(HEADER)
+    return path.is_file() and not path.read_text(errors="replace").startswith(HEADER)
 
 
 def _twice(path: pathlib.Path, variables: dict) -> list[Finding]:
@@ -105,12 +104,15 @@ def _twice(path: pathlib.Path, variables: dict) -> list[Finding]:
         return [Finding(f"policy_dest {path}", f"a path that leaves {hidden[0]} in effect", "its folder", step)]
     if not _shared(path):
         return []
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".json" or is_encrypted(text):
-        seen = "JSON" if path.suffix == ".json" else "encrypted by ansible-vault"
+    own = re.sub(rf"^# BEGIN {MARK}$.*?^# END {MARK}$", "", path.read_text(errors="replace"), flags=re.M | re.S)
+    try:
+        takes_more = isinstance(yaml.compose(f"{own}\nmore:\n", yaml.SafeLoader), yaml.MappingNode)
+    except yaml.YAMLError:
+        takes_more = False
+    if not takes_more:
         step = f"cd {path.parent} && mkdir {path.stem} && mv {path.name} {path.stem}/, then import again"
-        return [Finding(f"file {path}", "YAML that a block can be added to", seen, step)]
-    own = re.sub(rf"^# BEGIN {MARK}$.*?^# END {MARK}$", "", text, flags=re.M | re.S)
+        seen = "one that is encrypted (ansible-vault) or not a block of YAML"
+        return [Finding(f"{path}", "a file that takes a block of variables at its end", seen, step)]
     return [
         Finding(f"variable {name}", "set in one place", f"{path} sets it too", "remove it there and import again")
         for name in variables

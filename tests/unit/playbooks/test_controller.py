@@ -110,16 +110,15 @@ def test_an_import_leaves_the_groups_own_file_in_effect_and_stands_beside_the_in
     assert own.parent.stat().st_mode & 0o777 == 0o700
     assert {"discovery_expected_hcas", "networks_components"} <= set(yaml.safe_load(own.read_text()))
     assert not (own.parent / "gpu_nodes").exists()
-    for more, said in (
-        (["-e", "policy_dest=site/group_vars/gpu_nodes/policy.yml"], "policy_dest"),
-        ([], "variable networks_components"),
+    kept = "networks_components: []\n"
+    for content, more, said in (
+        (own.read_text(), ["-e", "policy_dest=site/group_vars/gpu_nodes/policy.yml"], "policy_dest"),
+        (kept, [], "variable networks_components"),
+        (f"{{{kept}}}", [], "mkdir gpu_nodes && mv gpu_nodes.yml gpu_nodes/"),
     ):
+        own.write_text(content)
         code, output = running.play(tmp_path, *words, *more)
-        assert (code != 0, said in output) == (True, True), output
-        own.write_text("networks_components: []\n")
-    own.rename(own.with_suffix(".json")).write_text("{}")
-    code, output = running.play(tmp_path, *words)
-    assert (code != 0, "mkdir gpu_nodes && mv gpu_nodes.json" in output) == (True, True), output
+        assert (code != 0, said in output, own.read_text()) == (True, True, content), output
 
 
 def test_all_problems_of_all_files_and_what_the_role_would_refuse_come_and_nothing_is_written(play, tmp_path):
