@@ -21,10 +21,10 @@ import json
 import os
 
 from ansible.plugins.callback import CallbackBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files
 
 OURS = "gpufabric.rdma."
 # Only its results are marks: such keys in any other result come from a node.
@@ -146,6 +146,6 @@ def write_reports(document: dict, settings: dict) -> None:
     }
     for name, text in texts.items():
         if settings[name]:
-            files.write(settings[name], text)
+            files.put(settings[name], text.encode())
     if os.environ.get(ANSWER):
-        files.write(os.environ[ANSWER], verdict)
+        files.put(os.environ[ANSWER], verdict.encode())

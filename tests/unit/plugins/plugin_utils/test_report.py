@@ -5,6 +5,7 @@ import functools
 import hashlib
 import html.parser
 import json
+import os
 import pathlib
 import re
 from xml.etree import ElementTree
@@ -110,6 +111,12 @@ def test_a_kubeconfig_replaces_only_its_own(tmp_path, content, refused):
     if content is not None:
         file.write_text(content)
     assert [finding.id for finding in files.kubeconfig(str(file))] == ["k3s:kubeconfig"] * refused
+
+
+def test_a_pipe_takes_a_text_and_stays():
+    end, begin = os.pipe()
+    files.write({f"/proc/self/fd/{begin}": "text"}, False)
+    assert (os.read(end, 9), files.unwritable(pathlib.Path(f"/proc/self/fd/{begin}"), "", "")) == (b"text", [])
 
 
 # --- nothing from a node becomes markup ------------------------------------------------------------------------------
