@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -197,7 +196,7 @@ def _work(rounds: list[dict], options: dict, tree: Tree, state: str) -> None:
     outcome: dict = {"results": [], "error": None}
     try:
         outcome["results"] = run(rounds, options, tree)
-    except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+    except Exception as error:  # noqa: BLE001 - nobody else hears of it
         outcome["error"] = f"{type(error).__name__}: {error}"
     write(os.path.join(state, "done.json"), json.dumps(outcome))
 

@@ -214,6 +214,8 @@ def test_the_process_outlives_the_call_and_is_ended_with_its_tests(tmp_path, scr
     os.waitpid(record["pid"], 0)
     assert not (tmp_path / rounds.STATE).exists()
     assert "never started" in rounds.collect(1, str(tmp_path))["error"]
+    rounds._work([{"order": 0, "steps": None}], options, Tree(str(tmp_path)), str(tmp_path))
+    assert "TypeError" in json.loads((tmp_path / "done.json").read_text())["error"]
 
 
 def test_only_those_who_hold_a_verbs_device_use_an_hca():
