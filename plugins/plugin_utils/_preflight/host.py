@@ -154,7 +154,7 @@ _TEXTS = (
     ("nccl_tests_image", _IMAGE, _IMAGE_WANTED),
     ("verification_image", _IMAGE, _IMAGE_WANTED),
     ("device_plugin_metrics_address", _ADDRESS, "an address and a port, or :PORT"),
-    ("multus_api_server", _ADDRESS, "an address and a port"),
+    ("multus_api_server", _SERVER, "an address and a port"),
     ("flannel_api_server", _SERVER, "an address and a port"),
     ("device_plugin_api_server", _URL, _URL_WANTED),
     ("node_ready_api_server", _URL, _URL_WANTED),

@@ -114,6 +114,7 @@ def test_no_option_takes_what_cannot_be_printed(name):
     ("multus_conf_directory", ["/etc/cni/net.d"], ["etc", "/a b", "/a%n", "/a$b", '/a"', "/a\nb", "/a:b"]),
     ("multus_image", ["ghcr.io/a/b:v1", "localhost:5000/x@sha256:0a"], ["a b", "a: b", "-a", 'a"', "{a}"]),
     ("device_plugin_metrics_address", [":9808", "[::1]:9808", ""], [":1 -x", ":1\n", "$HOME:1"]),
+    ("multus_api_server", ["192.0.2.1:6443", "[2001:db8::1]:6443", ""], ["192.0.2.1", "2001:db8::1"]),
 ])  # fmt: skip
 def test_names_paths_and_images_are_what_they_say(name, good, bad):
     assert [value for value in good if findings_of(name, value)] == []
@@ -155,6 +156,13 @@ def test_every_template_with_pods_is_looked_at(workloads):
     texts = [path.read_text() for path in rendering.ROLES.glob("*/templates/*.yml.j2")]
     written = sum(text.count(f"\nkind: {kind}\n") for text in texts for kind in rendering.WORKLOADS)
     assert written + len(rendering.ALIKE) - 1 == len(workloads) - 1, "all but the device plugin's"
+
+
+@pytest.mark.parametrize("role", ["flannel", "multus"])
+def test_a_pod_joins_host_and_port_itself_and_so_gets_an_address_without_brackets(role):
+    objects = rendering.of_template(role, "objects.yml.j2", {f"{role}_api_server": "[2001:db8::1]:6443"})
+    (daemon,) = [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "DaemonSet"]
+    assert {"name": "KUBERNETES_SERVICE_HOST", "value": "2001:db8::1"} in daemon["containers"][0]["env"]
 
 
 @pytest.mark.parametrize("taint", [STARTUP, CONTROL_PLANE, GPU], ids=lambda taint: taint["key"])
