@@ -10,7 +10,6 @@ from ansible.module_utils.common.yaml import yaml_load
 from ansible.module_utils.parsing.convert_bool import BOOLEANS_FALSE
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import lookup_loader
-from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Refused, as_dict, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as wheels_of
@@ -218,12 +217,8 @@ class ActionModule(ActionBase):
             return {}
         options = ("lock", "image_digests", "mirrors")
         given = {name: self._templar.template(task_vars.get(f"bundle_{name}")) for name in options}
-        path, lock = folder.LOCK, folder.lock()
-        if given["lock"]:
-            path = pathlib.Path(given["lock"]).absolute()
-            lock = yaml_load(path.read_text(encoding="utf-8"))
-            if malformed := bundle_lock.malformed(lock):
-                raise Refused(malformed)
+        path = os.path.abspath(os.path.expanduser(given["lock"])) if given["lock"] else str(folder.LOCK)
+        lock = folder.own_lock(path) if given["lock"] else folder.lock()
         of_nodes = [node["ansible_facts"]["rdma"]["node"] for node in read]
         architectures = sorted({packages.architecture(node) for node in of_nodes} & {"amd64", "arm64"})
         distributions = sorted({packages.distribution(node) for node in of_nodes})
@@ -249,7 +244,7 @@ class ActionModule(ActionBase):
             "architectures": architectures,
             "distributions": distributions,
             "pythons": pythons,
-            "lock": str(path),
+            "lock": path,
         }
         return {"downloads": downloads, "fetch": fetch}
 

@@ -30,6 +30,9 @@ def malformed(lock: dict) -> list[Finding]:
     def report(row: str, wanted: str, seen) -> None:
         found.append(Finding(f"lock: {row}", wanted, f"{seen}", "correct the file in bundle_lock"))
 
+    if not isinstance(lock, dict):
+        report("the file", "a mapping with artifacts and images", type(lock).__name__)
+        return found
     if lock.get("origin", "release") not in ORIGINS:
         report("origin", " or ".join(ORIGINS), lock["origin"])
     for section, fields in _ROWS.items():
@@ -41,6 +44,8 @@ def malformed(lock: dict) -> list[Finding]:
             name = f"{section}, {row.get('name') or f'row {number}'}"
             if lacking := [field for field in fields if not row.get(field)]:
                 report(name, ", ".join(fields), f"no {', no '.join(lacking)}")
+            elif odd := [field for field in fields[:2] if not isinstance(row[field], str)]:
+                report(name, f"text in {', '.join(odd)}", [row[field] for field in odd])
             elif section == "images":
                 _digests(name, row["digests"], report)
             else:
@@ -56,7 +61,11 @@ def _digests(name: str, digests, report) -> None:
 
 def _files(name: str, files, report) -> None:
     for row in files if isinstance(files, list) else [files]:
-        if not isinstance(row, dict) or not {"architecture", "url", "sha256"} <= set(row):
+        if (
+            not isinstance(row, dict)
+            or not {"architecture", "sha256"} <= set(row)
+            or not isinstance(row.get("url"), str)
+        ):
             report(name, "files, each with architecture, url and sha256", row)
         elif not (row["sha256"] is None or _SHA256.fullmatch(str(row["sha256"]))):
             report(name, "sha256 of 64 digits, or null", row["sha256"])

@@ -131,16 +131,32 @@ def described(folder: str | None) -> dict | None:
 
 def read(folder: str) -> tuple:
     """(what bundle.yml of a folder holds, why it cannot be read)"""
-    try:
-        with open(os.path.join(folder, DESCRIPTION), encoding="utf-8") as stream:
-            document = yaml_load(stream)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        return None, getattr(error, "strerror", None) or " ".join(str(error).split())
+    document, unread = _loaded(os.path.join(folder, DESCRIPTION))
+    if unread:
+        return None, unread
     parts = [document.get(kind) or [] for kind in ("files", "images")] if isinstance(document, dict) else []
     rows = [row for part in parts for row in (part if isinstance(part, list) else [None])]
     if not all(isinstance(row, dict) and isinstance(row.get("path", ""), str) for row in rows):
         return None, "files and images that are not lists of mappings"
     return document, ""
+
+
+def _loaded(path: str) -> tuple:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return yaml_load(stream), ""
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return None, getattr(error, "strerror", None) or " ".join(str(error).split())
+
+
+def own_lock(path: str) -> dict:
+    """The user's lock, from bundle_lock. Refused if it is none."""
+    content, unread = _loaded(path)
+    if unread:
+        raise Refused.because(f"bundle_lock {path}", "a lock", unread, "correct the path or the file and run again")
+    if malformed := bundle_lock.malformed(content):
+        raise Refused(malformed)
+    return {**content, **{kind: content.get(kind) or [] for kind in ("artifacts", "images")}}
 
 
 def file_for(bundle: dict, name: str, architecture: str, distribution: str | None = None) -> dict | None:

@@ -59,6 +59,22 @@ def node(architecture, components=(), pulled=False, selinux=False, python="3.11"
     return {**machines.node(seen=seen), "needs": wanted}
 
 
+@pytest.mark.parametrize(("content", "thing"), [
+    (None, "bundle_lock"), (b"a: [", "bundle_lock"), (b"a: \xff", "bundle_lock"), (b"- a", "lock: the file"),
+    (b"origin: own", None),
+])  # fmt: skip
+def test_a_lock_of_the_user_is_read_or_refused_by_its_path(tmp_path, content, thing):
+    path = tmp_path / "lock.yml"
+    if content:
+        path.write_bytes(content)
+    if thing is None:
+        assert bundle_folder.own_lock(str(path)) == {"origin": "own", "artifacts": [], "images": []}
+        return
+    with pytest.raises(Refused) as refused:
+        bundle_folder.own_lock(str(path))
+    assert refused.value.findings[0].object.startswith(thing)
+
+
 def steps(made, bundle):
     """Next steps of the findings of k3s' own preflight about the bundle, and of the others."""
     decided = k3s.decide([made], bundle, WHERE)["findings"]
