@@ -72,16 +72,17 @@ def plan(nodes: list[dict], run: Run) -> dict:
     try:
         return _plan(nodes, run)
     except Exception:
-        odd = {node["host"]: why for node in nodes for why in [_unplannable(node, nodes, run)] if why}
-        if not odd:
+        servers = {**dict.fromkeys([node["host"] for node in nodes], (None, None)), **run.servers}
+        alone = run._replace(outside=(), servers=servers)
+        odd = {node["host"]: _unplannable(node, nodes, alone) for node in [*nodes, *run.outside]}
+        if not any(odd.values()):
             raise
-        return _plan(
-            [
-                {key: node[key] for key in OWN} | {"failure": odd[node["host"]]} if node["host"] in odd else node
-                for node in nodes
-            ],
-            run,
-        )
+        nodes, outside = ([_doubted(node, odd[node["host"]]) for node in rows] for rows in (nodes, run.outside))
+        return _plan(nodes, run._replace(outside=outside))
+
+
+def _doubted(node: dict, why: str) -> dict:
+    return {**{key: node[key] for key in OWN}, "failure": why} if why else node
 
 
 def _unplannable(node: dict, nodes: list[dict], run: Run) -> str:
@@ -383,8 +384,9 @@ def _machines(nodes: list[dict], run: Run) -> list[dict]:
 def _registered(nodes: list[dict], run: Run) -> dict[str, str]:
     found = {name: of_node["system_uuid"] for name, of_node in ((run.offered or {}).get("nodes") or {}).items()}
     for node in [*nodes, *run.outside]:
-        if node["host"] in run.servers:
-            found.update((node.get("k3s") or {}).get("registered") or {})
+        told = (node.get("k3s") or {}).get("registered")
+        if node["host"] in run.servers and isinstance(told, dict):
+            found.update({name: str(uuid) for name, uuid in told.items()})
     return found
 
 

@@ -538,6 +538,13 @@ def test_a_node_that_was_not_read_stops_the_cluster_or_is_left_out(read, change)
     assert partial["hosts"]["b"].get("settled", False) is partial["settled"] is False
 
 
+@pytest.mark.parametrize("told", [{"services": 5}, {"registered": 5}, {"registered": {"b": 5}}, {"etcd": [1]}])
+def test_the_odd_answer_of_a_server_outside_of_the_run_is_not_laid_to_a_node_in_it(read, told):
+    outside = read("a", k3s={**machines.node()["state"], **told, "cluster": True})
+    made = planned([read("b")], "k3s", "reset", hosts=["b"], outside=[outside])
+    assert [item for item in made["findings"] if item["object"] == "node"] == []
+
+
 @pytest.mark.parametrize(
     ("host", "fails"), [("a", ["a"]), ("a, b", ["a", "b"]), ("the controller", ["a", "b"]), ("c", ["a", "b"])]
 )
