@@ -109,13 +109,9 @@ def _twice(path: pathlib.Path, variables: dict) -> list[Finding]:
     if not _shared(path):
         return []
     own = re.sub(rf"^# BEGIN {MARK}$.*?^# END {MARK}$", "", path.read_text(errors="replace"), flags=re.M | re.S)
-    try:
-        takes_more = isinstance(yaml.compose(f"{own}\nmore:\n", yaml.SafeLoader), yaml.MappingNode)
-    except yaml.YAMLError:
-        takes_more = False
-    if not takes_more:
+    if re.match(r"\s*(---\s*)?(\{|\$ANSIBLE_VAULT)", own):
         step = f"cd {path.parent} && mkdir {path.stem} && mv {path.name} {path.stem}/, then import again"
-        seen = "one that is encrypted (ansible-vault) or not a block of YAML"
+        seen = "one that is encrypted (ansible-vault) or JSON"
         return [Finding(f"{path}", "a file that takes a block of variables at its end", seen, step)]
     return [
         Finding(f"variable {name}", "set in one place", f"{path} sets it too", "remove it there and import again")

@@ -30,9 +30,6 @@ def malformed(lock: dict) -> list[Finding]:
     def report(row: str, wanted: str, seen) -> None:
         found.append(Finding(f"lock: {row}", wanted, f"{seen}", "correct the file in bundle_lock"))
 
-    if not isinstance(lock, dict):
-        report("the file", "a mapping with artifacts and images", type(lock).__name__)
-        return found
     if lock.get("origin", "release") not in ORIGINS:
         report("origin", " or ".join(ORIGINS), lock["origin"])
     for section, fields in _ROWS.items():

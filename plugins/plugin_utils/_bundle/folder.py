@@ -152,8 +152,9 @@ def _loaded(path: str) -> tuple:
 def own_lock(path: str) -> dict:
     """The user's lock, from bundle_lock. Refused if it is none."""
     content, unread = _loaded(path)
-    if unread:
-        raise Refused.because(f"bundle_lock {path}", "a lock", unread, "correct the path or the file and run again")
+    if not isinstance(content, dict):
+        seen = unread or f"a {type(content).__name__}"
+        raise Refused.because(f"bundle_lock {path}", "a lock", seen, "correct the path or the file and run again")
     if malformed := bundle_lock.malformed(content):
         raise Refused(malformed)
     return {**content, **{kind: content.get(kind) or [] for kind in ("artifacts", "images")}}

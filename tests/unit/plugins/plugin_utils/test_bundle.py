@@ -59,20 +59,13 @@ def node(architecture, components=(), pulled=False, selinux=False, python="3.11"
     return {**machines.node(seen=seen), "needs": wanted}
 
 
-@pytest.mark.parametrize(("content", "thing"), [
-    (None, "bundle_lock"), (b"a: [", "bundle_lock"), (b"a: \xff", "bundle_lock"), (b"- a", "lock: the file"),
-    (b"origin: own", None),
-])  # fmt: skip
-def test_a_lock_of_the_user_is_read_or_refused_by_its_path(tmp_path, content, thing):
+@pytest.mark.parametrize("content", [None, b"a: [", b"a: \xff", b"- a", b""])
+def test_a_lock_of_the_user_that_is_none_is_refused_by_its_path(tmp_path, content):
     path = tmp_path / "lock.yml"
-    if content:
+    if content is not None:
         path.write_bytes(content)
-    if thing is None:
-        assert bundle_folder.own_lock(str(path)) == {"origin": "own", "artifacts": [], "images": []}
-        return
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refused, match=f"bundle_lock {path}"):
         bundle_folder.own_lock(str(path))
-    assert refused.value.findings[0].object.startswith(thing)
 
 
 def steps(made, bundle):

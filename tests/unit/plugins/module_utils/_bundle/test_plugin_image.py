@@ -189,7 +189,6 @@ NULL = {"architecture": "amd64", "url": "https://a/b", "sha256": None}
     ({"artifacts": [row(files=[{**NULL, "sha256": "12"}])]}, "lock: artifacts, k3s"),
     ({"images": [{**IMAGE, "digests": {"amd64": "0" * 64}}]}, "lock: images, a"),
     ({"images": [{**IMAGE, "digests": {"x86_64": DIGEST}}]}, "lock: images, a"),
-    (["k3s"], "lock: the file"),
     ({"artifacts": [row(version=1.35)]}, "lock: artifacts, k3s"),
     ({"artifacts": [row(files=[{**NULL, "url": None}])]}, "lock: artifacts, k3s"),
 ])  # fmt: skip
