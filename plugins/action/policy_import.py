@@ -7,6 +7,7 @@ import re
 
 import yaml
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Refused, at
 from ansible_collections.gpufabric.rdma.plugins.modules import policy_import as documented
@@ -16,7 +17,6 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import 
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import importer, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files as report_files
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
 HEADER, MARK = "---\n# Made by gpufabric.rdma.import_policy from ", "gpufabric.rdma.import_policy"
@@ -103,7 +103,7 @@ def _twice(path: pathlib.Path, variables: dict) -> list[Finding]:
     if hidden and not path.parent.is_dir():
         step = "leave policy_dest out, and the import becomes a block of that file"
         return [Finding(f"policy_dest {path}", f"a path that leaves {hidden[0]} in effect", "its folder", step)]
-    if report_files.is_special(str(path)):
+    if files.is_special(str(path)):
         step = "name a file, such as group_vars/gpu_nodes/policy.yml"
         return [Finding(f"policy_dest {path}", "a file", "a folder, a device or a pipe", step)]
     if not _shared(path):

@@ -7,6 +7,7 @@ import pathlib
 import yaml
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files as core_files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.modules import report as documented
@@ -224,7 +225,7 @@ class ActionModule(ActionBase):
             # An earlier run's results go before this run starts: they must not be mistaken for its own.
             folder.mkdir(parents=True, exist_ok=True)
             for path in filter(None, paths.values()):
-                if not files.is_special(path):
+                if not core_files.is_special(path):
                     pathlib.Path(path).unlink(missing_ok=True)
         except OSError as error:
             step = "set drift_directory or the file's variable to one"

@@ -21,10 +21,10 @@ import json
 import os
 
 from ansible.plugins.callback import CallbackBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import verdicts
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files
 
 OURS = "gpufabric.rdma."
 # Only its results are marks: such keys in any other result come from a node.

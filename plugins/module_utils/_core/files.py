@@ -95,6 +95,21 @@ def apply_file(root: str, change: Change, mode: int = paths.MODE) -> None:
         write(path, change.after, mode)
 
 
+def is_special(path: str) -> bool:
+    """Whether it is a device or a pipe, or may lead to one in /dev: replacing it would break the machine."""
+    exists = os.path.exists(path) and not os.path.isfile(path)
+    return exists or os.path.dirname(path) in ("/dev", "/dev/fd")
+
+
+def put(path: str, data: bytes) -> None:
+    """Replace a file atomically; a device or a pipe stays, and takes the data."""
+    if is_special(path):
+        with open(path, "ab") as stream:
+            stream.write(data)
+    else:
+        write(path, data)
+
+
 def write(path: str, content: str | bytes, mode: int = paths.MODE) -> None:
     """Replace the file, or a link of that name, atomically."""
     with replacing(path, mode) as stream:

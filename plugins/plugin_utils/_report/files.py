@@ -36,24 +36,9 @@ def as_json(value) -> str:
     return json.dumps(value, indent=1, ensure_ascii=True) + "\n"
 
 
-def is_special(path: str) -> bool:
-    """Whether it is a device or a pipe, or may lead to one in /dev: replacing it would break the machine."""
-    exists = os.path.exists(path) and not os.path.isfile(path)
-    return exists or os.path.dirname(path) in ("/dev", "/dev/fd")
-
-
-def put(path: str, data: bytes) -> None:
-    """Replace a file atomically; a device or a pipe stays, and takes the data."""
-    if is_special(path):
-        with open(path, "ab") as stream:
-            stream.write(data)
-    else:
-        core_files.write(path, data)
-
-
 def _replace(path: pathlib.Path, data: bytes) -> None:
     try:
-        put(os.fspath(path), data)
+        core_files.put(os.fspath(path), data)
     except OSError as error:
         raise AnsibleActionFail(
             f"{path}: wanted to write it on the controller, seen: {error.strerror}; use a folder that you may write to"
@@ -75,7 +60,7 @@ def page_path(file: Optional[str], sources: list[str]) -> pathlib.Path:
 def unwritable(path: pathlib.Path, what: str, step: str) -> list[Finding]:
     """Why a file cannot be written at this absolute path."""
     folder = next(parent for parent in path.parents if parent.exists())
-    if is_special(os.fspath(path)) and os.access(path, os.W_OK) and not path.is_dir():
+    if core_files.is_special(os.fspath(path)) and os.access(path, os.W_OK) and not path.is_dir():
         return []
     if path.is_dir() or not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         seen = "a folder" if path.is_dir() else f"{folder} takes no file"
