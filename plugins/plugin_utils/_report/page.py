@@ -16,7 +16,7 @@ from markupsafe import Markup
 from ...module_utils._core.text import clean, count
 from ...module_utils.hca.text import natural
 from .._core.rails import is_active, rail_states
-from .._findings.checks import tally
+from .._findings.checks import NOT_VERIFIED, check, tally
 from . import heat, judge, maps
 from .judge import BAD, OK, OPEN
 
@@ -27,6 +27,27 @@ _WORDS = {OK: "passed", OPEN: "open", BAD: "needs attention"}
 
 
 def page(document: dict, title: str = "RDMA report") -> str:
+    """The page; a node whose facts cannot be shown is one that was not read."""
+    try:
+        return _page(document, title)
+    except Exception:
+        nodes = [_readable(node, document) for node in document["nodes"]]
+        if nodes == document["nodes"]:
+            raise
+        return _page({**document, "nodes": nodes}, title)
+
+
+def _readable(node: dict, document: dict) -> dict:
+    try:
+        _page({**document, "nodes": [node], "drift": None, "matrix": None}, "")
+    except Exception as error:  # noqa: BLE001 - any error is this node's
+        wanted, step = "facts that can be shown", "check which host answers there"
+        odd = check("node", "facts", NOT_VERIFIED, wanted, f"{type(error).__name__}: {str(error)[:200]}", step)
+        return {**node, "facts": None, "checks": [*node["checks"], odd]}
+    return node
+
+
+def _page(document: dict, title: str) -> str:
     judged = judge.nodes(document)
     anchors = {node["host"]: node["anchor"] for node in judged}
     level, headline = judge.headline(judged)

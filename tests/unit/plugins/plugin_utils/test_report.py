@@ -364,6 +364,14 @@ def test_a_part_of_the_facts_may_be_absent(missing):
     Reader(page.page(made.results(nodes)))
 
 
+@pytest.mark.parametrize("odd", [{"gpus": 5}, {"pcie": "x"}, {"driver": [1]}], ids=str)
+def test_odd_facts_of_a_node_take_only_its_own_off_the_page(odd):
+    results = made.results([made.node(host, "h100-8x-cx7-ib") for host in "ab"])
+    results["nodes"][1]["facts"].update(odd)
+    Reader(page.page(results))
+    assert [page._readable(node, results)["facts"] is None for node in results["nodes"]] == [False, True]
+
+
 def test_junit_never_passes_what_was_not_verified():
     results = made.results([*of_kind("fleet")[0]["nodes"], {"host": "empty", "facts": None, "checks": []}])
     root = ElementTree.fromstring(document.junit(results))
