@@ -224,9 +224,8 @@ class ActionModule(ActionBase):
         try:
             # An earlier run's results go before this run starts: they must not be mistaken for its own.
             folder.mkdir(parents=True, exist_ok=True)
-            for path in filter(None, paths.values()):
-                if not core_files.is_special(path):
-                    pathlib.Path(path).unlink(missing_ok=True)
+            for path in [path for path in paths.values() if path and not core_files.is_special(path)]:
+                pathlib.Path(path).unlink(missing_ok=True)
         except OSError as error:
             step = "set drift_directory or the file's variable to one"
             wrong = Finding(error.filename, "a path that this controller may write", error.strerror, step)

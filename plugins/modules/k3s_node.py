@@ -84,7 +84,7 @@ class Node:
         self._kubectl = kubectl or Kubectl([k3s.BINARY, "kubectl"], limit=_ANSWER_SECONDS)
 
     def read(self) -> dict:
-        return state.converging(self._root, self._run, self._given, self._wanted["first"])
+        return state.converging(self._root, self._run, self._given, self._wanted.get("first"))
 
     def apply(self, changes):
         """Files first, then systemd: after an interrupted run it is still known what k3s was started with."""

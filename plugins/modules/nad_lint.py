@@ -48,6 +48,11 @@ options:
 """
 
 EXAMPLES = r"""
+- name: Read interfaces, routes and files of the nodes
+  gpufabric.rdma.node_facts:
+    networks: {}
+  register: node
+
 - name: Lint the networks in a Git folder
   gpufabric.rdma.nad_lint:
     objects: "{{ lookup('ansible.builtin.file', 'networks.yml') | from_yaml_all | list }}"

@@ -17,8 +17,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.modules import k3s_node, k3s_reset
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
-WANTED = {"role": "server", "options": {}, "registries": {}, "takeover_allowed": None}
-WANTED |= {"first": True, "token_given": False}
+WANTED = {"role": "server", "options": {}, "registries": {}, "token_given": False, "takeover_allowed": None}
 
 
 @pytest.fixture
