@@ -46,11 +46,14 @@ GIVEN = {
     "__discovery_planned": {"hosts": {"node1": {"name": ""}, "node2": {"name": ""}}},
     "ansible_facts": {"rdma": {"hcas": [{"name": "", "kind": "pci"}], "rails": []}},
     "groups": {"all": ["node1", "node2"], "gpu_nodes": ["node1", "node2"], "k3s_servers": ["node1"]},
+    "__common_nodes": ["node1", "node2"],
+    "__common_servers": ["node1"],
     "inventory_hostname": "node1",
     "component": "sriov-cni",
 }
 # Checked earlier: names of hosts and components, addresses of the shared address' plan.
-CHECKED = ("groups", "inventory_hostname", "component", "__device_plugin_mine", "__k3s_mine", "shared")
+CHECKED = ("__common_nodes", "__common_servers", "__device_plugin_mine", "__k3s_mine", "component", "groups")
+CHECKED += ("inventory_hostname", "shared")
 PLANTABLE = set(GIVEN) - set(CHECKED)
 # Variables that decide which parts exist.
 CHOSEN = {"networks_components": list(GIVEN["__networks_used_images"]), "k3s_node_features_by_nfd": True}

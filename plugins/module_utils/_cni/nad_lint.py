@@ -262,7 +262,7 @@ def _values(obj: str, part: dict):
             yield Finding(obj, f"{key} {core_text.listing(known)}", seen, "use one of them", "nad:value")
     for key, most in (("mtu", 65535), ("vlan", 4094), ("vlanId", 4094)):
         value = part.get(key)
-        if value is not None and not (type(value) is int and 0 <= value <= most):
+        if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most):
             step = "write it without quotes: the plugin refuses a text, and any other number"
             yield Finding(obj, f"{key} from 0 to {most}", json.dumps(value), step, "nad:value")
     address = str(part.get("pciBusID") or "0000:00:00.0")

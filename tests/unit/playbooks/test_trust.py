@@ -96,6 +96,7 @@ def act(name: str, args: dict, known: dict, answer: dict | None = None, host: st
     groups = {"all": [*known], "gpu_nodes": [*known], "k3s_servers": ["node1"]}
     variables = {**known.get(host, {}), "hostvars": known, "groups": groups, "inventory_hostname": host}
     task = types.SimpleNamespace(args=args, action=f"gpufabric.rdma.{name}", check_mode=False, async_val=0)
+    task.get_play = lambda: types.SimpleNamespace(strategy="linear")
     loader, connection = DataLoader(), types.SimpleNamespace(_shell=types.SimpleNamespace(tmpdir="/nonexistent"))
     action = name if (ROOT / f"plugins/action/{name}.py").exists() else "node_facts"
     module = importlib.import_module(f"ansible_collections.gpufabric.rdma.plugins.action.{action}")
