@@ -161,24 +161,23 @@ class ActionModule(ActionBase):
         nodes = _read_of(task_vars, args["hosts"], args["read_since"])
         run = self._run_of(args, nodes, task_vars)
         planned = plan.plan(nodes, run)
-        if args["page"]:
-            planned = plan.with_findings(planned, [*planned["findings"], *self._page(task_vars)])
-        kubeconfig = nodes[0]["variables"].get("k3s_kubeconfig") if nodes else ""
-        if "k3s" in args["roles"] and kubeconfig != "" and not (args["partial"] or args["upgrade"]):
-            rows = at(plan.CONTROLLER, report_files.kubeconfig(kubeconfig))
-            planned = plan.with_findings(planned, [*planned["findings"], *({**row, "role": "k3s"} for row in rows)])
+        planned = plan.with_findings(planned, [*planned["findings"], *self._unwritable(args, nodes, task_vars)])
         if plan.HOST_LAYER not in args["roles"] and PLANNED in task_vars:
             planned = plan.merged(task_vars[PLANNED], planned, args["answered"])
         notes = [] if planned["findings"] else planned["notes"]
         return {"changed": False, **planned, "warnings": terminal.warnings(notes)}
 
-    def _page(self, task_vars):
-        """Why the page at the end of the run cannot be written where it should go."""
-        typed, _invalid = variables.effective(variables.options(["report"]), task_vars, self._templar.template)
-        path = report_files.page_path(typed["report_file"], task_vars.get("ansible_inventory_sources") or [])
-        step = "set report_file to a path that can be written, or report_written to false"
-        wrong = report_files.unwritable(path, "the report", step) if typed["report_written"] else []
-        return [{**row, "role": "report"} for row in at(plan.CONTROLLER, wrong)]
+    def _unwritable(self, args, nodes, task_vars):
+        """Why the page or the kubeconfig of this run cannot be written where it should go."""
+        wrong = {}
+        if args["page"]:
+            typed, _invalid = variables.effective(variables.options(["report"]), task_vars, self._templar.template)
+            path = report_files.page_path(typed["report_file"], task_vars.get("ansible_inventory_sources") or [])
+            step = "set report_file to a path that can be written, or report_written to false"
+            wrong["report"] = report_files.unwritable(path, "the report", step) if typed["report_written"] else []
+        if nodes and "k3s" in args["roles"] and not (args["partial"] or args["upgrade"]):
+            wrong["k3s"] = report_files.kubeconfig(nodes[0]["variables"].get("k3s_kubeconfig"))
+        return [{**row, "role": role} for role, found in wrong.items() for row in at(plan.CONTROLLER, found)]
 
     def _run_of(self, args, nodes, task_vars):
         group, servers = self._members(task_vars)

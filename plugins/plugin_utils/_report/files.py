@@ -70,6 +70,8 @@ def unwritable(path: pathlib.Path, what: str, step: str) -> list[Finding]:
 
 def kubeconfig(given: Optional[str]) -> list[Finding]:
     """Why the administrator's kubeconfig cannot be written. given: k3s_kubeconfig; it may be a file of the user's."""
+    if given == "":
+        return []
     path = pathlib.Path(os.path.abspath(os.path.expanduser(given or "~/.kube/gpufabric")))
     step = "set k3s_kubeconfig to a new path, or to an empty string to write none"
     wrong = unwritable(path, "the kubeconfig", step)
