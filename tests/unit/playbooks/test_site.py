@@ -84,7 +84,8 @@ def test_a_strategy_without_a_common_plan_is_refused(play, node):
     hosts = {f"node{number}": node("h100-8x-cx7-ib", number) for number in (1, 2)}
     before = files(hosts)
     code, output = play("host", hosts, ANSIBLE_STRATEGY="free")
-    assert (code, files(hosts), output.count("controller:strategy")) == (2, before, 2), output
+    assert (code, files(hosts)) == (2, before), output
+    assert "controller:strategy" in output, output
 
 
 def test_a_run_writes_what_check_mode_announced_and_its_page_and_a_second_run_nothing(play, node, tmp_path):
