@@ -9,8 +9,8 @@ module: driver_reload
 short_description: Replace the loaded HCA driver with the one on disk, or report what that takes
 version_added: 0.1.0
 description:
-  - A reload unloads the modules of the stack, loads those on disk, and restores MTU, state and addresses of interfaces
-    and the virtual functions that were lost. It does nothing while memory and disk agree.
+  - A reload unloads the modules of the stack, loads those on disk, and restores MTU, state, addresses and routes of
+    interfaces and the virtual functions that were lost. It does nothing while memory and disk agree.
   - A stack with C(openibd) is restarted through it. That path is not verified, since no HCA runs in the lab.
 extends_documentation_fragment: [gpufabric.rdma.changing]
 author: The gpufabric founders (@gpufabric)
@@ -128,9 +128,13 @@ ANSWERS = ("change", "activation", "signed", "reload_allowed", "drain_allowed", 
 def planned(module: AnsibleModule) -> dict:
     options, tree = module.params, Tree(module.params["root"])
     facts = gather(tree, subset=SUBSET)
-    devlink = module.get_bin_path("devlink") if tree.live else None
-    told = risk.devlink(lambda argv: module.run_command([devlink, *argv[1:]]), tree, facts) if devlink else None
-    seen = risk.read(tree, facts, options["software_hcas"], told)
+
+    def run(argv):
+        program = module.get_bin_path(argv[0])
+        return module.run_command([program, *argv[1:]]) if program else (1, "", "")
+
+    told, routed = (risk.devlink(run, tree, facts), risk.routes_lost(run)) if tree.live else (None, None)
+    seen = risk.read(tree, facts, options["software_hcas"], told, routed)
     decision = decide(facts, seen, {name: options[name] for name in ANSWERS})
     return {"restore": {name: seen[name] for name in ("netdevs", "virtual_functions")}, **decision.as_dict()}
 

@@ -136,7 +136,7 @@ def _steps(verdict: str, risk: dict, wanted: dict) -> list[str]:
 
 
 def _kept(risk: dict) -> str:
-    parts = [f"MTU, state and addresses of {_few(netdev['name'] for netdev in risk['netdevs'])}"]
+    parts = [f"MTU, state, addresses and routes of {_few(netdev['name'] for netdev in risk['netdevs'])}"]
     parts = parts if risk["netdevs"] else []
     parts += [f"{entry['enabled']} virtual functions of {entry['hca']}" for entry in risk["virtual_functions"]]
     return ", ".join(parts)
@@ -377,6 +377,15 @@ def _lost_by_reload(risk: dict) -> Iterator[Finding]:
                 "vf-settings",
             )
     for netdev in risk["netdevs"]:
+        routes = [route["route"] for route in netdev["routes"] if route["words"] is None]
+        if routes:
+            yield Finding(
+                f"interface {netdev['name']}",
+                "routes that one command adds again",
+                f"{_few(routes)} has more next hops, an encapsulation or metrics",
+                "reboot instead: the node's own configuration sets them at boot",
+                "routes",
+            )
         if netdev["master"] or netdev["upper"]:
             above = sorted({*([netdev["master"]] if netdev["master"] else []), *netdev["upper"]})
             yield Finding(
@@ -394,6 +403,8 @@ def _notes(facts: dict, risk: dict) -> list[str]:
         notes.append(f"Not verified: Secure Boot is {risk['secure_boot']['enabled']}.")
     if not risk["devlink"]:
         notes.append("Not verified: the mode of embedded switches and devlink parameters; devlink does not answer.")
+    if not risk["routed"]:
+        notes.append("Not verified: routes that a reload would lose; ip does not answer.")
     if is_unknown(facts["driver"]["agree"]) and facts["driver"]["loaded"]["modules"]:
         notes.append(f"Not verified: whether memory and disk agree is {facts['driver']['agree']}.")
     return notes

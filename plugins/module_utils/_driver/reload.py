@@ -129,6 +129,8 @@ def restoration(tree: Tree, saved: dict[str, Any], present: dict[str, Optional[s
         if name is None:
             continue
         base = f"{paths.NET}/{name}"
+        if netdev.get("mode") not in (None, tree.read(f"{base}/mode")):
+            commands.append([f"{base}/mode", netdev["mode"]])  # of IPoIB; connected mode allows the larger MTU
         if netdev["mtu"] and integer(tree.read(f"{base}/mtu")) != netdev["mtu"]:
             commands.append(["ip", "link", "set", "dev", name, "mtu", str(netdev["mtu"])])
         if netdev["up"] and not (integer(tree.read(f"{base}/flags")) or 0) & 0x1:
@@ -136,6 +138,7 @@ def restoration(tree: Tree, saved: dict[str, Any], present: dict[str, Optional[s
         for address in netdev["addresses"]:
             if not address.startswith("fe80:"):  # the kernel creates link-local ones itself
                 commands.append(["ip", "address", "replace", address, "dev", name])
+        commands += [["ip", *route["words"], "dev", name] for route in netdev.get("routes") or ()]
     return commands
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional
 
 from ..hca import boot, driver, paths, pci, rails, routes
@@ -50,8 +50,10 @@ _ISCSI = "/sys/class/iscsi_connection"
 _Table = list[routes.Route]
 
 
-def read(tree: Tree, facts: dict, software_hcas: bool = False, told: Optional[dict] = None) -> dict[str, Any]:
-    """Everything the gate needs besides the facts. told: what `devlink` answered; None if it was not asked."""
+def read(
+    tree: Tree, facts: dict, software_hcas: bool = False, told: Optional[dict] = None, routed: Optional[list] = None
+) -> dict[str, Any]:
+    """Everything the gate needs besides the facts. told, routed: what devlink() and routes_lost() returned, or None."""
     tree = tree.snapshot()
     kinds = ("pci", "software") if software_hcas else ("pci",)
     facts = {**facts, "hcas": [hca for hca in facts["hcas"] if hca["kind"] in kinds]}
@@ -67,7 +69,8 @@ def read(tree: Tree, facts: dict, software_hcas: bool = False, told: Optional[di
         "virtual_functions": virtual_functions(tree, facts),
         "switched": switched(tree, facts, told or {}),
         "devlink": told is not None,
-        "netdevs": settings(tree, facts),
+        "netdevs": settings(tree, facts, routed or ()),
+        "routed": routed is not None,
         "secure_boot": secure_boot(tree),
         "pods": running,
         "operators": operators(tree, running),
@@ -402,6 +405,36 @@ def switched(tree: Tree, facts: dict, told: dict[str, list[str]]) -> list[dict[s
     return switches
 
 
+# Fields of `ip -j route` and the words of its command for them; other fields of a simple route; and who adds theirs
+# again once the interface is back: the kernel and routing daemons (rt_protos of iproute2).
+_ROUTE_WORDS = {"gateway": "via", "table": "table", "metric": "metric", "protocol": "proto", "scope": "scope",
+                "prefsrc": "src"}  # fmt: skip
+_ROUTE_REST = {"dst", "dev", "flags", "pref", "type"}
+_RETURNING = ("kernel", "ra", "redirect", "bgp", "bird", "zebra", "ospf", "isis", "babel", "openr")
+
+
+def routes_lost(run: Callable[[list[str]], tuple[int, str, str]]) -> Optional[list[dict[str, Any]]]:
+    """[{netdevs, route, words}] of the routes that go with their interfaces, in order; None if `ip` does not answer.
+
+    words: what `ip` needs to add the route again, without the interface; None if that takes more than words.
+    """
+    lost = []
+    try:
+        for family in ("-4", "-6"):
+            code, out, _error = run(["ip", family, "-j", "route", "show", "table", "all"])
+            for row in json.loads(out) if code == 0 else [None]:
+                known = not set(row) - {*_ROUTE_WORDS, *_ROUTE_REST} and row.get("type", "unicast") == "unicast"
+                words = [word for key, name in _ROUTE_WORDS.items() if key in row for word in (name, str(row[key]))]
+                words += ["onlink"] if "onlink" in row["flags"] else []
+                netdevs = [hop["dev"] for hop in (row, *row.get("nexthops", ())) if "dev" in hop]
+                if row.get("protocol") not in _RETURNING:
+                    full = [family, "route", "replace", row["dst"], *words] if known else None
+                    lost.append({"netdevs": netdevs, "route": row["dst"], "words": full})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return sorted(lost, key=lambda route: "via" in (route["words"] or ()))
+
+
 def _vf_settings(tree: Tree, device: str, count: int) -> Optional[list[dict[str, str]]]:
     if not tree.isdir(f"{device}/sriov/0"):
         return None
@@ -413,8 +446,8 @@ def _vf_settings(tree: Tree, device: str, count: int) -> Optional[list[dict[str,
     return settings
 
 
-def settings(tree: Tree, facts: dict) -> list[dict[str, Any]]:
-    """Settings of HCA interfaces that a reload would lose and that can be restored."""
+def settings(tree: Tree, facts: dict, routed: Iterable[dict]) -> list[dict[str, Any]]:
+    """Settings of HCA interfaces that a reload would lose. mode: of IPoIB, else None; routes: see routes_lost()."""
     netdevs = []
     for hca in facts["hcas"]:
         for netdev in hca["netdevs"]:
@@ -434,6 +467,8 @@ def settings(tree: Tree, facts: dict) -> list[dict[str, Any]]:
                     "master": netdev["master"],
                     "upper": sorted([*children, *uppers]),
                     "addresses": netdev["addresses"] if isinstance(netdev["addresses"], list) else [],
+                    "mode": tree.read(f"{base}/mode"),
+                    "routes": [route for route in routed if netdev["name"] in route["netdevs"]],
                 }
             )
     return netdevs

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import devlink, read
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import devlink, read, routes_lost
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -179,7 +179,7 @@ ROWS = [
     Row("an HCA of another maker", "nothing", fixture="irdma"),
     Row("memory agrees although Secure Boot is on", "nothing", fixture=IDLE, over=SECURE),
     # Reload.
-    Row("only memory is old", "reload", wanted=RELOAD, says="save MTU, state and addresses of enp59s0np0"),
+    Row("only memory is old", "reload", wanted=RELOAD, says="save MTU, state, addresses and routes of enp59s0np0"),
     Row("the same, and nobody said yes to a reload", "reload", consent="driver_reload_allowed"),
     Row("to be installed on an idle inbox node", "reload", fixture=IDLE, wanted=INSTALL | RELOAD),
     Row("default route elsewhere", "reload", over=default_route("eno1"), wanted=RELOAD),
@@ -289,3 +289,28 @@ def test_what_only_devlink_shows_is_not_lost_by_a_reload(tmp_path, parameters, m
     decision = decide(facts, read(tree, facts, told=devlink(run, tree, facts)), RELOAD)
     text = " ".join([decision.summary, *map(str, decision.findings), *decision.notes])
     assert (decision.verdict, says in text, "Not verified: the mode" in text) == (verdict, True, says[:3] == "Not")
+
+
+@pytest.mark.parametrize(("rows", "verdict", "words"), [
+    ([{"dst": "198.19.0.0/16", "gateway": "198.18.0.254", "table": "101", "flags": ["onlink", "linkdown"]},
+      {"dst": "198.20.0.0/16", "protocol": "static", "scope": "link", "metric": 5, "flags": []}], "reload",
+     ["198.20.0.0/16 metric 5 proto static scope link", "198.19.0.0/16 via 198.18.0.254 table 101 onlink"]),
+    ([{"dst": "198.18.0.0/24", "protocol": "kernel", "scope": "link", "flags": []}], "reload", []),
+    ([{"dst": "198.19.0.0/16", "gateway": "198.18.0.254", "metrics": [{"mtu": 9000}], "flags": []}], "reboot", [None]),
+    ([{"dst": "198.19.0.0/16", "flags": [], "dev": "eth9", "nexthops": [{"dev": "enp59s0np0"}]}], "reboot", [None]),
+])  # fmt: skip
+def test_routes_that_go_with_an_interface_are_restored_or_rule_out_a_reload(tmp_path, rows, verdict, words):
+    rows = [{"dev": "enp59s0np0", **row} for row in rows]
+    fixtures.lay_out(fixtures.load(STALE), tmp_path)
+    tree = Tree(str(tmp_path))
+    facts = gather(tree, Seams.of(tree))
+    seen = read(tree, facts, routed=routes_lost(lambda argv: (0, json.dumps(rows if "-4" in argv else []), "")))
+    kept = [route["words"] for entry in seen["netdevs"] for route in entry["routes"]]
+    assert (decide(facts, seen, RELOAD).verdict, kept) == (
+        verdict, [text and f"-4 route replace {text}".split() for text in words]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", [(1, ""), (0, "[{"), (0, '[{"dst": 1}]')])
+def test_without_an_answer_of_ip_the_routes_are_not_verified(answer):
+    assert routes_lost(lambda argv: (*answer, "")) is None

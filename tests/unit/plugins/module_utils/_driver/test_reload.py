@@ -42,6 +42,7 @@ class Kernel(Node):
 
     def interface(self, name, **values):
         self.files(f"/sys/class/net/{name}", **{"address": MAC, "mtu": "1500", "flags": "0x1002", **values})
+        self.write(f"/sys/class/net/{name}/mode", "datagram")
         self.link(f"/sys/class/net/{name}/device", "/sys/bus/pci/devices/0000:3b:00.0")
 
 
@@ -74,14 +75,18 @@ def test_a_module_that_is_held_ends_the_reload_with_everything_loaded_again(tmp_
     assert all(kernel.tree().isdir(f"/sys/module/{name}") for name in STACK)
 
 
+MODE = "/sys/class/net/new0/mode"
 NUMVFS, VF_MAC = (f"/sys/bus/pci/devices/0000:3b:00.0/{name}" for name in ("sriov_numvfs", "sriov/0/mac"))
+ROUTE = "-4 route replace 198.19.0.0/16 via 198.18.0.254 table 101"
 SETTINGS = ["ip link set dev new0 mtu 9000", "ip link set dev new0 up", "ip address replace 198.18.0.1/24 dev new0"]
+SETTINGS += [f"ip {ROUTE} dev new0"]
 SAVED = {
     "netdevs": [{"name": "old0", "mac": MAC, "mtu": 9000, "up": True, "addresses": ["198.18.0.1/24", "fe80::1/64"]}],
     "virtual_functions": [{"address": "0000:3b:00.0", "enabled": 2, "settings": [{"mac": "02:00:00:00:00:01"}, {}]}],
 }
 
 
+SAVED["netdevs"][0].update(mode="connected", routes=[{"words": ROUTE.split()}])
 NO_VFS = {**SAVED, "virtual_functions": []}
 
 
@@ -90,6 +95,7 @@ def test_what_is_as_it_was_is_left_alone(tmp_path):
     kernel.interface("new0", mtu="9000", flags="0x1003")
     kernel.write(NUMVFS, "2")
     kernel.write(VF_MAC, "02:00:00:00:00:01")
+    kernel.write(MODE, "connected")
     assert [" ".join(command) for command in restoration(kernel.tree(), SAVED, {MAC: "new0"})] == SETTINGS[2:]
     assert restoration(kernel.tree(), NO_VFS, {MAC: None}) == []
 
@@ -134,7 +140,7 @@ def test_a_vf_write_that_fails_loses_nothing(kernel):
     (kernel.root / NUMVFS.lstrip("/")).mkdir(parents=True)  # refuses to be written
     calls, failed = again(kernel, SAVED, agree=False)
     assert failed[0] == NUMVFS
-    assert calls[-3:] == SETTINGS, "what can be restored is"
+    assert (calls[-4:], kernel.tree().read(MODE)) == (SETTINGS, "connected"), "what can be restored is"
     (kernel.root / NUMVFS.lstrip("/")).rmdir()
     kernel.write(NUMVFS, "0")
     kernel.write(VF_MAC, "00:00:00:00:00:00")
@@ -151,14 +157,14 @@ def test_a_vf_write_that_fails_loses_nothing(kernel):
 def test_the_first_record_is_how_the_node_was(kernel):
     kernel.held = ("ib_core",)
     calls, failed = again(kernel, NO_VFS, agree=False)
-    assert (calls[-3:], failed) == (SETTINGS, ["module ib_core"]), "a reload that stops restores too"
+    assert (calls[-4:], failed) == (SETTINGS, ["module ib_core"]), "a reload that stops restores too"
     shutil.rmtree(kernel.root / "sys/class/net")
     assert again(kernel, NO_VFS, agree=False)[1] == ["module ib_core", "interfaces old0"]
     kernel.interface("new0")
     kernel.held = ()
-    bare = {**SAVED["netdevs"][0], "mtu": 1500, "up": False, "addresses": []}
+    bare = {**SAVED["netdevs"][0], "mtu": 1500, "up": False, "addresses": [], "routes": []}
     calls, failed = again(kernel, {**NO_VFS, "netdevs": [bare]}, agree=False)
-    assert (calls[-3:], failed) == (SETTINGS, [])
+    assert (calls[-4:], failed) == (SETTINGS, [])
 
 
 def test_a_damaged_record_is_said_and_without_one_nothing_is_reloaded(kernel):
