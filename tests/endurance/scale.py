@@ -124,7 +124,7 @@ def cluster(count: int) -> dict:
             "CUT_OFF_STEPS": str(folder / "steps"),
         }
         words = ("-i", str(folder / "hosts.json"), "gpufabric.rdma.site", "--skip-tags", "verify")
-        command = ["ansible-playbook", *words, "-e", "report_written=false"]
+        command = ["ansible-playbook", *words, "-e", f"report_written=false k3s_bundle_dir={folder / 'bundle'}"]
         spent(command, {**running.environment(folder), **environment})
         (folder / "steps").unlink()
         figures = spent(command, {**running.environment(folder), **environment})
