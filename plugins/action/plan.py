@@ -85,7 +85,7 @@ class ActionModule(ActionBase):
         except AnsibleError as error:
             return {**result, "failure": " ".join(str(error).split())}
         if seen.get("failed"):
-            return {**result, "failure": seen.get("msg") or "the module gave no reason"}
+            return {**result, "failure": fleet.failure(seen)}
         if wrong := addresses.malformed(seen):
             return {**result, "failure": f"it reports as its own addresses and networks {wrong}"}
         return {**seen, **result, "ansible_facts": {} if server else seen.get("ansible_facts") or {}}

@@ -64,6 +64,13 @@ def _refuse(hosts: list[str], lacking: str) -> None:
 
 
 def failure(*results: dict | None) -> str:
-    """Why the first failed one of these registered results failed; empty if none did."""
-    failed = [result for result in results if result and result.get("failed")]
-    return (failed[0].get("msg") or "the module gave no reason") if failed else ""
+    """Why the first failed one of these results failed; empty if none did.
+
+    A module that never ran (Python, sudo, a full disk) has its reason only in what the node printed.
+    """
+    failed = next((result for result in results if result and result.get("failed")), None)
+    if failed is None:
+        return ""
+    printed = "".join(str(failed.get(f"module_{stream}") or "") + "\n" for stream in ("stdout", "stderr"))
+    said = [line.strip() for line in printed.splitlines() if line.strip() and not line.startswith("Shared connection")]
+    return "; it printed: ".join([failed.get("msg") or "the module gave no reason", *said[-1:]])

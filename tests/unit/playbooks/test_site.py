@@ -61,11 +61,15 @@ def test_all_problems_of_all_layers_and_hosts_come_in_one_list_before_anything_c
         "wrong": node("gh200-cx7-roce", **wrong),
         "undefined": node("gh200-cx7-roce", 1, limits_memlock="{{ nobody_defines_this }}"),
         "away": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9},
+        "ancient": {"ansible_connection": "local", "ansible_python_interpreter": str(tmp_path / "python")},
     }
+    (tmp_path / "python").write_text("#!/bin/sh\necho SyntaxError: future feature annotations >&2; exit 1\n")
+    (tmp_path / "python").chmod(0o755)
     clustered = {f"node{number}": node("h100-8x-cx7-ib", number + 2, **cluster) for number in (1, 2)}
     clustered["node2"]["rdma_netns_mode"] = "private"
     of_nodes = ("typo  variable kernel_modules_gpudirct", "typo  variable rdma_netns_mode", "wrong  HCA")
     of_nodes += ("wrong  discovery_expected_ports: mlx5_7/1", "undefined  variable limits_memlock", "away  connection")
+    of_nodes += ("ancient  facts",)
     of_roles = ("node2  variable rdma_netns_mode", f"the controller  {tmp_path}/nothing/bundle.yml")
     of_roles += ("node1, node2  variable cni_plugins_names", "node1, node2  variable multus_global_namespaces")
     for hosts, lines in ((nodes, of_nodes), (clustered, of_roles)):
@@ -76,6 +80,7 @@ def test_all_problems_of_all_layers_and_hosts_come_in_one_list_before_anything_c
         assert [line for line in lines if f"\n{line}\n" not in listed] == [], output
         assert "Configure the nodes" not in output
         assert files(hosts) == before
+        assert hosts is not nodes or "SyntaxError: future feature" in listed, "what the node printed is the reason"
     assert "nothing0" in listed
     assert output.count("k3s_service_cidr") == listed.count("k3s_service_cidr") > 0, "one list, not two"
 
