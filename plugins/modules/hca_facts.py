@@ -371,6 +371,7 @@ ansible_facts:
                 where it could not be read.
               type: dict
             iommu: {description: Whether the kernel uses an IOMMU., type: bool}
+            lockdown: {description: 'C(none), C(integrity) or C(confidentiality), or null.', type: str}
             kernel_config:
               description: Options of the running kernel that matter here and whether they are on, null without a pair.
               type: dict

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple, Optional
 
+from ..hca import pcie
 from ..hca.text import natural
 from ..hca.tree import Tree
 
@@ -101,8 +102,7 @@ def secure_boot(tree: Tree) -> dict[str, Any]:
     if tree.isdir(_EFI):
         data = tree.read_bytes(_SECURE_BOOT)
         enabled = "unknown: the EFI variable SecureBoot is not readable" if data is None else data[4:5] == b"\x01"
-    chosen = re.search(r"\[(\w+)\]", tree.read("/sys/kernel/security/lockdown") or "")
-    lockdown = chosen.group(1) if chosen else "none"
+    chosen = pcie.lockdown(tree)
     enforced = tree.read("/sys/module/module/parameters/sig_enforce") == "Y"
     files = [_FRAMEWORK, *(f"{_FRAMEWORK}.d/{name}" for name in tree.listdir(f"{_FRAMEWORK}.d"))]
     own = [path for file in files for path in _CERTIFICATE.findall(tree.read(file) or "")]
@@ -111,10 +111,10 @@ def secure_boot(tree: Tree) -> dict[str, Any]:
     enrolled = any(certificate in (tree.read_bytes(path) or b"") for path in _MOK_LISTS) if certificate else False
     return {
         "enabled": enabled,
-        "lockdown": lockdown,
+        "lockdown": chosen or "none",
         # A distribution kernel locks itself down under Secure Boot, unless shim's validation is off (mokutil
         # --disable-validation); without securityfs only the variable shows it.
-        "signatures_required": (enabled is True and not chosen) or lockdown != "none" or enforced,
+        "signatures_required": (enabled is True and not chosen) or chosen not in (None, "none") or enforced,
         "dkms_key": key,
         "dkms_key_enrolled": enrolled,
     }

@@ -137,6 +137,13 @@ def _read_request(facts: dict, wanted: int | None, root: str, made: Plan) -> Non
         now, obj = functions[address]["max_read_request"], f"MaxReadReq of {address}"
         if now is None or offline:
             made.not_verified.append(f"{obj}: {offline or 'its config space cannot be read'}")
+        elif now != wanted and facts["pcie"].get("lockdown") not in (None, "none"):
+            made.finding(
+                obj,
+                str(wanted),
+                f"{now}, and lockdown {facts['pcie']['lockdown']}, in which the kernel refuses to write config space",
+                "set it in the firmware and pcie_read_request: null here, or switch Secure Boot off",
+            )
         elif now != wanted:
             made.change(obj, "set", str(now), str(wanted))
     rules = (

@@ -197,9 +197,16 @@ def state(
         "paths": found,
         "functions": functions,
         "iommu": bool(tree.listdir("/sys/class/iommu")),
+        "lockdown": lockdown(tree),
         "kernel_config": kernel_config(tree, kernel) if found else None,
         "loader": next((name for name in _LOADERS if tree.exists(f"/usr/sbin/{name}")), None),
     }
+
+
+def lockdown(tree: Tree) -> Optional[str]:
+    """The kernel's lockdown: none, integrity or confidentiality; None if it has no such file (kernel_lockdown(7))."""
+    chosen = re.search(r"\[(\w+)\]", tree.read("/sys/kernel/security/lockdown") or "")
+    return chosen and chosen.group(1)
 
 
 def _placed(tree: Tree, address: str) -> dict[str, Any]:

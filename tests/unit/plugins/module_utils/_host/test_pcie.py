@@ -109,6 +109,8 @@ def test_max_read_request(value, rule, root, changes):
     there["owned_files"] = {OWN_READ_REQUEST: {"mode": "0644", "content": written}} if rule else {}
     made = plan(there, wanted, root)
     assert outcome(made)[0] == changes
+    there["pcie"]["lockdown"] = "integrity"
+    assert len(plan(there, wanted, root).findings) == len([one for one in changes if one[1] == "set"])
     assert outcome(plan(there, REPORT))[0] == ([(OWN_READ_REQUEST, "remove")] if rule else [])
     assert (setpci(NIC, 4096)[-1], setpci(NIC, 512)[-1]) == ("CAP_EXP+08.w=5000:F000", "CAP_EXP+08.w=2000:F000")
 
