@@ -5,6 +5,7 @@ from __future__ import annotations
 
 class ModuleDocFragment:
     DOCUMENTATION = r"""
+author: The gpufabric founders (@gpufabric)
 attributes:
   check_mode:
     support: full

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 class ModuleDocFragment:
     DOCUMENTATION = r"""
+author: The gpufabric founders (@gpufabric)
 attributes:
   check_mode:
     support: full
@@ -18,6 +19,7 @@ attributes:
 """
 
     DECIDING = r"""
+author: The gpufabric founders (@gpufabric)
 attributes:
   action:
     description: Indicates this has a corresponding action plugin so some parts of the options can be executed on

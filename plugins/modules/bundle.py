@@ -15,7 +15,6 @@ description:
   - Images are copied with C(skopeo), which checks their digest. The device plugin's own image is built from a base
     image and the locked wheels, without running anything. What O(programs) lists is read from the registry over HTTPS.
 extends_documentation_fragment: [gpufabric.rdma.changing]
-author: The gpufabric founders (@gpufabric)
 options:
   folder: {description: The folder to fill., type: path, required: true}
   lock:

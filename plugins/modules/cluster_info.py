@@ -16,7 +16,6 @@ description:
     does not, because that runs a script in the pod.
   - Runs where O(kubectl) runs, the first server.
 extends_documentation_fragment: [gpufabric.rdma.reading]
-author: The gpufabric founders (@gpufabric)
 options:
   pod: {description: 'A pod of the user, as NAMESPACE/NAME.', type: str}
   dra: {description: Whether to read what the cluster can do with DRA., type: bool, default: false}

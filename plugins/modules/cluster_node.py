@@ -20,7 +20,6 @@ description:
     fails and lists the pods. The node stays cordoned.
   - Runs where O(kubectl) runs; for O(state=settled) that is a server of the cluster.
 extends_documentation_fragment: [gpufabric.rdma.changing]
-author: The gpufabric founders (@gpufabric)
 options:
   name: {description: Name of the node in the cluster., type: str, required: true}
   state:

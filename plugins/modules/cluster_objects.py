@@ -22,7 +22,6 @@ description:
   - Nodes, namespaces and custom resource definitions are never deleted. Nodes and namespaces get no owner label,
     because others create them too.
 extends_documentation_fragment: [gpufabric.rdma.changing]
-author: The gpufabric founders (@gpufabric)
 options:
   objects:
     description:

@@ -14,7 +14,6 @@ description:
     the kernel settings of the pod network. Changes nothing and does not fail on findings.
   - Also lints the objects that run Flannel and Multus, if given.
 extends_documentation_fragment: [gpufabric.rdma.reading]
-author: The gpufabric founders (@gpufabric)
 options:
   conf_directory: {description: Where Multus writes its configuration., type: path, default: /etc/cni/net.d}
   plugin_directory: {description: Where the roles put the plugins., type: path, default: /opt/cni/bin}

@@ -16,7 +16,6 @@ description:
   - Plugins that are not listed and were not installed by an earlier run are left alone.
   - A converged node costs one call and no transfer, and with O(sources) no request.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
-author: The gpufabric founders (@gpufabric)
 options:
   bundle:
     description: The bundle folder on the controller; C(bundle.yml) in it lists its files.

@@ -17,7 +17,6 @@ description:
   - The action plugin of the same name runs on the controller. It builds the code file, checks the config with the
     plugin's own C(check-config), sends what the node lacks, and sets O(code_sha256), O(wheels) and O(staged).
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
-author: The gpufabric founders (@gpufabric)
 options:
   state:
     description:

@@ -18,7 +18,6 @@ description:
   - The C(apt) path runs against real packages in the lab. The C(dnf) path has the same steps, compared as command
     lines; its packages are checked and unpacked by the real C(rpm) tools in the tests.
 extends_documentation_fragment: [gpufabric.rdma.changing]
-author: The gpufabric founders (@gpufabric)
 options:
   flavor:
     description:

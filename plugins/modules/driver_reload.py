@@ -13,7 +13,6 @@ description:
     interfaces and the virtual functions that were lost. It does nothing while memory and disk agree.
   - A stack with C(openibd) is restarted through it. That path is not verified, since no HCA runs in the lab.
 extends_documentation_fragment: [gpufabric.rdma.changing]
-author: The gpufabric founders (@gpufabric)
 options:
   state:
     description:

@@ -20,7 +20,6 @@ attributes:
   facts:
     support: full
     description: Returns an C(ansible_facts) dictionary that is merged into existing host facts.
-author: The gpufabric founders (@gpufabric)
 extends_documentation_fragment: [gpufabric.rdma.reading, gpufabric.rdma.reading.rails]
 options:
   root:

@@ -16,7 +16,6 @@ description:
   - File ages decide, so the next run completes one that failed midway.
   - The C(dracut) path is tested against captured trees only.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
-author: The gpufabric founders (@gpufabric)
 options:
   sources:
     description: Files that the images contain. For a missing file the modification time of its directory counts,

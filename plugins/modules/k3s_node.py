@@ -15,7 +15,6 @@ description:
   - On a server it returns when the API server is ready; it does not wait for Ready nodes, which need a pod network.
   - The k3s program must already be installed.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
-author: The gpufabric founders (@gpufabric)
 options:
   role: {description: The node's role in the cluster., type: str, required: true, choices: [server, agent]}
   options:

@@ -34,7 +34,6 @@ options:
     description: Where the node's configurations of attached networks are.
     type: path
     default: /etc/cni/multus/net.d
-author: The gpufabric founders (@gpufabric)
 """
 
 EXAMPLES = r"""

@@ -18,7 +18,6 @@ description:
   - Never unloads a module.
   - In a container only files are written.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
-author: The gpufabric founders (@gpufabric)
 options:
   required:
     description: Modules that the node must have.

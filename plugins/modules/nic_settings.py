@@ -24,8 +24,6 @@ extends_documentation_fragment:
   - gpufabric.rdma.reading.rails
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
-author:
-  - The gpufabric founders (@gpufabric)
 options:
   traffic:
     description: The traffic class, as in C(fabric_plan).

@@ -13,7 +13,6 @@ description:
     O(firmware), O(settled) and O(probe) ask for.
   - No content of k3s' configuration and no secret leaves the node.
   - Changes nothing and loads no kernel module. What O(probe) opens may load one, which it then reports.
-author: The gpufabric founders (@gpufabric)
 extends_documentation_fragment: [gpufabric.rdma.reading, gpufabric.rdma.reading.root, gpufabric.rdma.reading.rails]
 options:
   facts:

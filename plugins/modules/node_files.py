@@ -15,7 +15,6 @@ description:
   - Running and persisted values are separate. The caller passes the files for the boot as O(files);
     O(kernel_modules) and O(sysctls) set the running kernel.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
-author: The gpufabric founders (@gpufabric)
 options:
   files:
     description: The complete files.

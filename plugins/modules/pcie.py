@@ -15,7 +15,6 @@ description:
     record of the parameter. It takes effect at a reboot, which the module only reports.
   - Functions that are passed on to virtual machines keep their isolation. The C(grubby) path is not tested on EL.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root, gpufabric.rdma.reading.rails]
-author: The gpufabric founders (@gpufabric)
 options:
   acs:
     description: V(topology) sets the parameter that the node's topology needs and its kernel supports. V(report) sets

@@ -16,7 +16,6 @@ description:
     anything to do on it, with the options that the roles' own tasks would have. With O(step=tests) it pairs
     nodes for tests; rails of the same index and network are peers.
   - Changes nothing. A host that cannot be read or has a wrong variable does not fail the task. The result says so.
-author: The gpufabric founders (@gpufabric)
 extends_documentation_fragment: [gpufabric.rdma.reading.deciding]
 options:
   step: {description: What to do., type: str, required: true, choices: [read, plan, print, refuse, compare, tests]}

@@ -16,7 +16,6 @@ description:
   - Runs on the controller, makes no remote call and changes nothing.
 requirements:
   - netaddr (the Python library, on the controller)
-author: The gpufabric founders (@gpufabric)
 extends_documentation_fragment: [gpufabric.rdma.reading.deciding]
 options:
   files:

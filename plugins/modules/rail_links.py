@@ -19,7 +19,6 @@ description:
   - With several rails in one subnet, Linux sends through one and answers ARP on any. With O(source_routes), each gets
     a table, a rule for its addresses, C(arp_ignore=1) and C(arp_announce=2). Otherwise our rules and tables go.
 extends_documentation_fragment: [gpufabric.rdma.reading.rails, gpufabric.rdma.changing, gpufabric.rdma.changing.root]
-author: The gpufabric founders (@gpufabric)
 options:
   settings:
     description: The NICs and their settings.

@@ -17,7 +17,6 @@ description:
   - Reports other files and the kernel command line if they set the mode too.
   - In a container only files are written.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
-author: The gpufabric founders (@gpufabric)
 options:
   mode: {description: The wanted mode., type: str, default: shared, choices: [shared, exclusive]}
   override_allowed:

@@ -18,7 +18,6 @@ description:
 requirements:
   - netaddr (the Python library, on the controller)
   - jmespath (the Python library, on the controller), for O(query)
-author: The gpufabric founders (@gpufabric)
 extends_documentation_fragment: [gpufabric.rdma.reading.deciding]
 options:
   kind:

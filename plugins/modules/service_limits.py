@@ -16,7 +16,6 @@ description:
   - Removes the drop-ins of services that are no longer listed.
   - Does not restart a service. C(not_applied) lists those that still run with the old limit.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
-author: The gpufabric founders (@gpufabric)
 options:
   services:
     description: Names of the services, without C(.service).

@@ -16,7 +16,6 @@ description:
   - On InfiniBand, gives VFs without a GUID one and lets them follow their port's link; until then they have no link.
   - An empty list removes unit and script and leaves the VFs unchanged.
 extends_documentation_fragment: [gpufabric.rdma.changing, gpufabric.rdma.changing.root]
-author: The gpufabric founders (@gpufabric)
 options:
   settings:
     description: The physical functions.
