@@ -137,6 +137,14 @@ def alike(items):
     return found
 
 
+def grouped(pairs) -> dict:
+    """{key: its values in order} of (key, value) pairs."""
+    found: dict = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
 def reason(message) -> str:
     """The message of an unreachable node on one line, without the colon that ssh leaves when it gives no cause."""
     return " ".join(str(message or "").split()).rstrip(": ") or "no reason given"

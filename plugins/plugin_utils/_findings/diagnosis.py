@@ -51,9 +51,7 @@ def diagnose(by_host: dict, catalogue=findings_catalogue.CATALOGUE) -> tuple[dic
     found = [one for failure in catalogue for host, items in checks.items() for one in _shown(failure, host, items)]
     causes = _unexplained(found)
     # A root may be another host's, so all are found before the first verdict.
-    on: dict = {}
-    for one in found:
-        on.setdefault(one.host, []).append(one)
+    on = core_text.grouped((one.host, one) for one in found)
     explained = {host: _name_all(host, items, on.get(host, []), causes) for host, items in checks.items()}
     roots = {host: [*causes.get(host, []), *explained[host]] for host in checks}
     return checks, {host: _verdict(found[0], host, checks[host]) for host, found in roots.items() if found}

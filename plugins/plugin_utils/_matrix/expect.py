@@ -13,6 +13,8 @@ Sources
 
 import statistics
 
+from ...module_utils._core.text import grouped
+
 # Payload of a memory write. Most root ports allow 256; the facts do not include it.
 PAYLOAD = 256
 _WRITE_OVERHEAD = 24
@@ -42,10 +44,11 @@ def _ib_coding(rate_text: str) -> float:
 
 def usual_rates(carried: dict) -> dict:
     """{(device, link layer): rate in Gb/s} that half of the ports of a kind reach. carried: {label: carries}."""
-    rates: dict = {}
-    for end in carried.values():
-        if end["kind"] == "pci" and isinstance(end["rate_gbps"], (int, float)):
-            rates.setdefault((end["device"], end["link_layer"]), []).append(end["rate_gbps"])
+    rates = grouped(
+        ((end["device"], end["link_layer"]), end["rate_gbps"])
+        for end in carried.values()
+        if end["kind"] == "pci" and isinstance(end["rate_gbps"], (int, float))
+    )
     return {kind: statistics.median_high(known) for kind, known in rates.items()}
 
 

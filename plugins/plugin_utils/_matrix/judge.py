@@ -245,10 +245,9 @@ def told(document: dict, planned: list[dict]) -> str:
 def table(document: dict) -> str:
     """A matrix or a line per path, memory and rail, then outliers with reasons, then what was not verified."""
     parts = []
-    groups: dict = {}
-    for row in document["tests"]:
-        if row["to"]:
-            groups.setdefault((row["path"], row["memory"], row["rail"]), []).append(row)
+    groups = core_text.grouped(
+        ((row["path"], row["memory"], row["rail"]), row) for row in document["tests"] if row["to"]
+    )
     for (path, memory, rail), rows in groups.items():
         parts.append(_matrix(f"{_TITLES[path]}{_MEMORY[memory]}, rail {rail}, Gb/s", rows))
     for verdict, title in ((OUTLIER, "Outliers"), (NOT_VERIFIED, "Not verified")):

@@ -33,9 +33,8 @@ def plan(nodes: list[dict], partial: bool = False) -> dict:
     known = [_known(node) for node in nodes if node.get("firewall")]
     members = [node for node in known if node["member"] and node["own"]]
     made = {node["host"]: {"listen": [], "ask": [], "results": [], **_opening(node, known, partial)} for node in known}
-    told: dict[tuple, list[dict]] = {}
-    for one in (one for node in known for one in node.get("told", {}).get("answers", ())):
-        told.setdefault((one["host"], one["id"]), []).append(one)
+    answers = [one for node in known for one in node.get("told", {}).get("answers", ())]
+    told = core_text.grouped(((one["host"], one["id"]), one) for one in answers)
     for number, node in enumerate(members):
         # Every node probes each server; in the ring the previous node probes each node.
         askers = members if node["server"] else [members[number - 1]]

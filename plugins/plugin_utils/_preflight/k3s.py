@@ -275,18 +275,13 @@ def names(own: dict[str, tuple[str, bool]], inventory: Iterable[str]) -> list[tu
     Two nodes with one name are one Node. A node chooses its own host name: with another host's name it would get that
     host's pods and devices.
     """
-    owners: dict[str, set[str]] = {}
-    for host, (name, _given) in own.items():
-        owners.setdefault(name.lower(), set()).add(host)
-    listed: dict[str, set[str]] = {}
-    for host in inventory:
-        for name in (host.lower(), host.lower().partition(".")[0]):
-            listed.setdefault(name, set()).add(host)
+    owners = core_text.grouped((name.lower(), host) for host, (name, _given) in own.items())
+    listed = core_text.grouped((name.lower(), host) for host in inventory for name in (host, host.partition(".")[0]))
     found, step = [], "set k3s_node_name of this host, or its host name (hostnamectl set-hostname)"
     for host, (name, given) in own.items():
         if not host_rules.NODE_NAME.fullmatch(name):
             found.append((host, Finding("name of the node", host_rules.NODE_NAME_WANTED, repr(name), step, NAME)))
-        others = (owners[name.lower()] | (set() if given else listed.get(name.lower(), set()))) - {host}
+        others = {*owners[name.lower()], *(() if given else listed.get(name.lower(), ()))} - {host}
         if others:
             wanted = "a name for each node that no other host of the inventory has"
             seen = f"also that of {', '.join(sorted(others))}"
@@ -315,12 +310,9 @@ def machines(own: dict[str, tuple[str, str]], registered: dict[str, str]) -> lis
 
 
 def _node_ips(decisions: dict, elsewhere: dict, report) -> None:
-    owners: dict[str, list[str]] = {}
-    for host, decided in {**decisions, **elsewhere}.items():
-        if decided["node_ip"]:
-            owners.setdefault(decided["node_ip"], []).append(host)
+    owners = core_text.grouped((decided["node_ip"], host) for host, decided in {**decisions, **elsewhere}.items())
     for address, hosts in owners.items():
-        for host in [host for host in hosts if host in decisions] if len(hosts) > 1 else ():
+        for host in [host for host in hosts if host in decisions] if address and len(hosts) > 1 else ():
             wanted, seen = "a different address for each node", f"the same on {', '.join(hosts)}"
             step = "set k3s_node_ip of each node to its address in the management network"
             report(host, Finding(f"node-ip {address}", wanted, seen, step))

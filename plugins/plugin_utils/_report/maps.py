@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from ...module_utils._core.text import count
+from ...module_utils._core.text import count, grouped
 from ...module_utils.hca import pcie_path
 from ...module_utils.hca.text import natural
 from .._core.rails import is_active, rail_states
@@ -23,9 +23,7 @@ def maps(facts: dict, claims: Sequence[dict] = ()) -> list[dict]:
     """[{name, tree}], one per NUMA node. A tree is a list of {label, below} and of leaves: {kind, name, model, detail,
     warn, lines}. claims: on the node's HCAs, as in the results document.
     """
-    groups: dict[tuple, list[dict]] = {}
-    for leaf in _leaves(facts, claims):
-        groups.setdefault(_group(leaf), []).append(leaf)
+    groups = grouped((_group(leaf), leaf) for leaf in _leaves(facts, claims))
     return [{"name": _name(*group), "tree": _tree(groups[group])} for group in sorted(groups)]
 
 

@@ -234,12 +234,13 @@ def _has_ipam(network: dict) -> bool:
 
 def clashes(pods: list[dict], answers: dict):
     """(host, check) for each address that pods of different nodes share in one network; a node tracks its own."""
-    holders: dict[tuple, list[dict]] = {}
-    for pod in pods:
-        answer = answers.get(pod["name"])
-        for item in pod["attachments"] if answer else []:
-            for address in answer["addresses"].get(item["interface"]) or []:
-                holders.setdefault((item["network"], address.partition("/")[0]), []).append(pod)
+    holders = core_text.grouped(
+        ((item["network"], address.partition("/")[0]), pod)
+        for pod in pods
+        if pod["name"] in answers
+        for item in pod["attachments"]
+        for address in answers[pod["name"]]["addresses"].get(item["interface"]) or []
+    )
     for (network, address), held in sorted(holders.items(), key=lambda holder: holder[0]):
         if len({pod["node"] for pod in held}) > 1:
             seen = " and ".join(f"pod {pod['kind']} on {pod['node']}" for pod in held)

@@ -498,9 +498,7 @@ def _node_row(node: dict, check_mode: bool) -> tuple:
 
 def _short_rows(items) -> str:
     """One line per reason: the objects of a host that share it, and the hosts that share those."""
-    rows: dict[tuple, list[str]] = {}
-    for item in items:
-        rows.setdefault((item["host"], _reason(item)), []).append(item["object"])
+    rows = core_text.grouped(((item["host"], _reason(item)), item["object"]) for item in items)
     groups = core_text.alike((host, (tuple(objects), reason)) for (host, reason), objects in rows.items())
     return "\n".join(
         core_text.wrapped(f"  {core_text.of_nodes(hosts)}  ", f"{core_text.listing(objects)}: {reason}", "    ")

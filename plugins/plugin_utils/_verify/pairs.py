@@ -6,6 +6,7 @@ rail's nodes form a chain, so every node takes part and there is one test fewer 
 
 from collections import Counter
 
+from ...module_utils._core.text import grouped
 from ...module_utils._kube.pods import gid_address
 from .._core import fleet
 from .._core.addresses import address as address_of
@@ -240,17 +241,11 @@ def chains(every: list[dict]) -> tuple[list[tuple[str, list[dict]]], list[dict]]
 def _by_network(usable: list[dict]) -> dict[str, list[dict]]:
     """An end with several networks joins the one with most other ends."""
     members = Counter(network for end in usable for network in end["networks"])
-    joined: dict[str, list] = {}
-    for end in usable:
-        joined.setdefault(max(end["networks"], key=members.__getitem__), []).append(end)
-    return joined
+    return grouped((max(end["networks"], key=members.__getitem__), end) for end in usable)
 
 
 def _shared_addresses(network: str, chain: list[dict]) -> list[dict]:
-    holders: dict[str, list] = {}
-    for end in chain:
-        if end["networks"][network] is not None:
-            holders.setdefault(end["networks"][network], []).append(end)
+    holders = grouped((end["networks"][network], end) for end in chain if end["networks"][network] is not None)
     return [{"address": address, "ends": sharing} for address, sharing in holders.items() if len(sharing) > 1]
 
 
