@@ -105,59 +105,59 @@ def _info(host: str, text: str, parsed: dict) -> None:
 
 def checks(parsed: dict, hcas: list[str], minimum) -> list[dict]:
     """Named checks of one log. hcas: those of the rails, empty if any will do. minimum: GByte/s, or None."""
+    all_of = f"traffic over {core_text.listing(hcas)} of each node" if hcas else "traffic over an HCA of each node"
+    floor = f"{minimum:g} GByte/s or more at the largest size" if minimum else "a figure"
+    unset = "not set: the index differs from pod to pod, and NCCL 2.21 and later find it"
     return [
-        _transport(parsed),
-        _gpudirect(parsed),
-        _rails(parsed, hcas),
-        _gid(parsed),
-        _correct(parsed),
-        _bandwidth(parsed, minimum),
+        check(f"nccl:{name}", obj, status, wanted, *told)
+        for name, obj, wanted, (status, *told) in (
+            ("transport", "NCCL transport", "every connection between nodes over NET/IB", _transport(parsed)),
+            ("gpudirect", "GPUDirect RDMA", "GDRDMA on every connection between nodes", _gpudirect(parsed)),
+            ("rails", "HCAs in use", all_of, _rails(parsed, hcas)),
+            ("gid-index", "NCCL_IB_GID_INDEX", unset, _gid(parsed)),
+            ("result", "results of the collective", "no wrong value and no warning of NCCL", _correct(parsed)),
+            ("bandwidth", "bus bandwidth", floor, _bandwidth(parsed, minimum)),
+        )
     ]
 
 
-def _transport(parsed: dict) -> dict:
-    wanted = "every connection between nodes over NET/IB"
+# Each says the status, what was seen and, unless it has passed, the next step.
+
+
+def _transport(parsed: dict) -> tuple:
     used = [channel["network"] for channel in parsed["channels"]]
     slow = sum(network == _SLOW for network in used)
-    step = (
-        "check the device plugin, the resources and IPC_LOCK of the pod: without a verbs device, or if memory "
-        "cannot be locked, NCCL sends over TCP"
-    )
     if slow or _SLOW in parsed["networks"]:
-        seen = (
-            f"NET/Socket on {slow} of {core_text.count(len(used), 'connection')}"
-            if used
-            else "Using network Socket (NET/Socket)"
-        )
+        seen = "Using network Socket (NET/Socket)"
+        if used:
+            seen = f"NET/Socket on {slow} of {core_text.count(len(used), 'connection')}"
         if parsed["no_device"]:
             seen += f"; NET/IB : No device found on {core_text.names(sorted(set(parsed['no_device'])))}"
-        return check("nccl:transport", "NCCL transport", FAILED, wanted, seen, step)
+        step = "check the device plugin, the resources and IPC_LOCK of the pod: without a verbs device, or if memory "
+        return FAILED, seen, step + "cannot be locked, NCCL sends over TCP"
     if not used:
-        seen = "no connection between nodes in the log"
         step = "run with NCCL_DEBUG=INFO on two nodes or more, and keep the whole log"
-        return check("nccl:transport", "NCCL transport", NOT_VERIFIED, wanted, seen, step)
+        return NOT_VERIFIED, "no connection between nodes in the log", step
     networks = core_text.listing(sorted({f"NET/{network}" for network in used}))
-    seen = f"{networks} on {core_text.count(len(used), 'connection')}"
-    return check("nccl:transport", "NCCL transport", PASSED, wanted, seen)
+    return PASSED, f"{networks} on {core_text.count(len(used), 'connection')}"
 
 
-def _gpudirect(parsed: dict) -> dict:
-    obj, wanted = "GPUDirect RDMA", "GDRDMA on every connection between nodes"
+def _gpudirect(parsed: dict) -> tuple:
     fast = [channel for channel in parsed["channels"] if channel["network"] != _SLOW]
-    without = [channel for channel in fast if not channel["gdr"]]
+    hosts = sorted({channel["host"] for channel in fast if not channel["gdr"]})
     off = sorted({hca for (_host, hca), enabled in parsed["gdr"].items() if not enabled})
+    seen = f"on {core_text.count(len(fast), 'connection')}" if fast else "no connection over NET/IB in the log"
+    if fast and not hosts:
+        return PASSED, seen
     step = (
         "run playbooks/discover.yml: gpudirect says whether nvidia_peermem or dma-buf is missing; then check that GPU "
-        "and HCA are near each other (NCCL_NET_GDR_LEVEL is PXB by default)"
     )
+    step += "and HCA are near each other (NCCL_NET_GDR_LEVEL is PXB by default)"
     if not fast:
-        return check("nccl:gpudirect", obj, NOT_VERIFIED, wanted, "no connection over NET/IB in the log", step)
-    if without:
-        hosts = sorted({channel["host"] for channel in without})
-        seen = f"absent on {len(without)} of {core_text.count(len(fast), 'connection')} ({core_text.names(hosts)})"
-        seen += f"; disabled for {core_text.listing(off)}" if off else ""
-        return check("nccl:gpudirect", obj, FAILED, wanted, seen, step)
-    return check("nccl:gpudirect", obj, PASSED, wanted, f"on {core_text.count(len(fast), 'connection')}")
+        return NOT_VERIFIED, seen, step
+    without = sum(not channel["gdr"] for channel in fast)
+    seen = f"absent on {without} of {core_text.count(len(fast), 'connection')} ({core_text.names(hosts)})"
+    return FAILED, seen + (f"; disabled for {core_text.listing(off)}" if off else ""), step
 
 
 def used_hcas(parsed: dict) -> dict:
@@ -172,59 +172,48 @@ def used_hcas(parsed: dict) -> dict:
     return {host: sorted(names) for host, names in sorted(used.items())}
 
 
-def _rails(parsed: dict, hcas: list[str]) -> dict:
+def _rails(parsed: dict, hcas: list[str]) -> tuple:
     used = used_hcas(parsed)
-    wanted = f"traffic over {core_text.listing(hcas)} of each node" if hcas else "traffic over an HCA of each node"
-    seen = "; ".join(f"{host}: {core_text.listing(names)}" for host, names in used.items())
     if not used:
         step = "keep the lines `NET/IB : Using` and `Channel` of the log (NCCL_DEBUG=INFO)"
-        return check("nccl:rails", "HCAs in use", NOT_VERIFIED, wanted, "the log lists none", step)
-    idle = {host: sorted(set(hcas) - set(names)) for host, names in used.items()}
-    idle = {host: names for host, names in idle.items() if names}
-    if idle:
-        seen += "; idle: " + "; ".join(f"{host}: {core_text.listing(names)}" for host, names in idle.items())
-        step = (
-            "check that the ports are ACTIVE and listed in NCCL_IB_HCA, and that the pod requested each rail's resource"
-        )
-        return check("nccl:rails", "HCAs in use", FAILED, wanted, seen, step)
-    return check("nccl:rails", "HCAs in use", PASSED, wanted, seen)
+        return NOT_VERIFIED, "the log lists none", step
+    idle = {host: sorted(set(hcas) - set(names)) for host, names in used.items() if set(hcas) - set(names)}
+    seen, lacking = (
+        "; ".join(f"{host}: {core_text.listing(names)}" for host, names in of.items()) for of in (used, idle)
+    )
+    step = "check that the ports are ACTIVE and listed in NCCL_IB_HCA, and that the pod requested each rail's resource"
+    return (FAILED, f"{seen}; idle: {lacking}", step) if idle else (PASSED, seen)
 
 
-def _gid(parsed: dict) -> dict:
-    obj, wanted = "NCCL_IB_GID_INDEX", "not set: the index differs from pod to pod, and NCCL 2.21 and later find it"
+def _gid(parsed: dict) -> tuple:
     if parsed["gid_index"] is None:
-        return check("nccl:gid-index", obj, PASSED, wanted, "not set")
+        return PASSED, "not set"
     step = "remove it from the job and the image; set NCCL_IB_ADDR_RANGE to the rails' network instead"
-    return check("nccl:gid-index", obj, FAILED, wanted, f"set to {parsed['gid_index']}", step)
+    return FAILED, f"set to {parsed['gid_index']}", step
 
 
-def _correct(parsed: dict) -> dict:
-    obj, wanted = "results of the collective", "no wrong value and no warning of NCCL"
+def _correct(parsed: dict) -> tuple:
     if parsed["wrong"] is None:
         seen = "; ".join(parsed["warnings"][:2]) or "the log ends before the result"
         status = FAILED if parsed["warnings"] else NOT_VERIFIED
-        return check("nccl:result", obj, status, wanted, seen, "let it finish, and look at the first NCCL WARN line")
+        return status, seen, "let it finish, and look at the first NCCL WARN line"
     if parsed["wrong"]:
         step = "treat the GPU memory, the cables and their counters as suspect: run playbooks/matrix.yml"
-        return check("nccl:result", obj, FAILED, wanted, core_text.count(parsed["wrong"], "wrong value"), step)
-    seen = "no wrong value" + (f"; {core_text.count(len(parsed['warnings']), 'warning')}" if parsed["warnings"] else "")
-    return check("nccl:result", obj, PASSED, wanted, seen)
+        return FAILED, core_text.count(parsed["wrong"], "wrong value"), step
+    told = f"; {core_text.count(len(parsed['warnings']), 'warning')}" if parsed["warnings"] else ""
+    return PASSED, f"no wrong value{told}"
 
 
-def _bandwidth(parsed: dict, minimum) -> dict:
-    obj = "bus bandwidth"
-    wanted = f"{minimum:g} GByte/s or more at the largest size" if minimum else "a figure"
+def _bandwidth(parsed: dict, minimum) -> tuple:
     if not parsed["rows"]:
-        seen = "the log has no result line"
-        return check("nccl:bandwidth", obj, NOT_VERIFIED, wanted, seen, "let it finish")
+        return NOT_VERIFIED, "the log has no result line", "let it finish"
     size, bus = max(parsed["rows"])
     seen = f"{bus:g} GByte/s at {size} bytes"
     if parsed["average_gbyte_per_s"] is not None:
         seen += f", {parsed['average_gbyte_per_s']:g} on average over all sizes"
     if minimum and bus < minimum:
-        step = "run playbooks/matrix.yml to see which rail is slow"
-        return check("nccl:bandwidth", obj, FAILED, wanted, seen, step)
-    return check("nccl:bandwidth", obj, PASSED, wanted, seen)
+        return FAILED, seen, "run playbooks/matrix.yml to see which rail is slow"
+    return PASSED, seen
 
 
 def report(path: str, parsed: dict, checks: list[dict]) -> str:
