@@ -97,7 +97,7 @@ def _unallocated(pod: dict, state: dict | None, cluster: dict, unmet: dict) -> d
     return unmet
 
 
-def not_aligned(host: dict, node: dict, gpu_class: str) -> dict:
+def not_aligned(node: dict, gpu_class: str | None) -> dict:
     """Why nothing was tried although HCAs are served over DRA."""
     why = f"no DRA driver publishes GPUs of {node['name']} with {PCIE_ROOT}"
     step = "install the DRA driver of the GPUs, such as NVIDIA's, and run playbooks/verify.yml again"

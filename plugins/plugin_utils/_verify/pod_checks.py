@@ -58,19 +58,17 @@ def cluster_checks(seen: Cluster, drivers: dict, check_mode: bool) -> list[tuple
             wanted = "a pod that can be inspected"
             checks.append((first, check("pod:look", f"pod {seen.pod_name}", NOT_VERIFIED, wanted, why, step)))
         return checks
-    plan = seen.plan
-    checks += judge_nodes(hosts, cluster, plan)
+    checks += judge_nodes(seen, cluster)
     if seen.failure:
         step = "fix that and run playbooks/verify.yml again"
         checks.append((first, check("pod:tests", "test pods", FAILED, "test pods on each node", seen.failure, step)))
     else:
-        options = {"check_mode": check_mode, "gpu_class": seen.gpu_class}
-        checks += judge(hosts, cluster, plan, _answered(seen.run), options)
-    stopped, obj = _answered(seen.stopped), f"namespace {plan.get('namespace')}"
+        checks += judge(seen, cluster, check_mode)
+    stopped, obj = _answered(seen.stopped), f"namespace {seen.plan.get('namespace')}"
     told = stopped.get("unanswered") or (stopped.get("msg") if stopped.get("failed") else None)
     for status, why in ((FAILED, stopped.get("left")), (NOT_VERIFIED, told)):
         if why:
-            step = f"remove it: k3s kubectl delete namespace {plan.get('namespace')}"
+            step = f"remove it: k3s kubectl delete {obj}"
             checks.append((first, check("pod:removed", obj, status, "removed", why, step)))
     return checks
 
@@ -131,34 +129,31 @@ def cni_checks(host: dict) -> list[dict]:
     return checks
 
 
-def judge_nodes(hosts: list[dict], cluster: dict, plan: dict):
-    """(host, check) for each node's membership in the cluster. hosts: host, rails, netdevs. plan: left_out."""
-    known = pods.find_nodes(hosts, cluster["nodes"])
-    for host in hosts:
+def judge_nodes(seen: Cluster, cluster: dict):
+    """(host, check) for each node's membership in the cluster."""
+    known = pods.find_nodes(seen.hosts, cluster["nodes"])
+    for host in seen.hosts:
         node = known[host["host"]]
         if node is None:
-            seen = plan.get("left_out", {}).get(host["host"], "no node of the cluster")
+            why = seen.plan.get("left_out", {}).get(host["host"], "no node of the cluster")
             step = "join it to the cluster (role k3s), or remove it from the group"
-            yield (host["host"], check("cluster:node", "cluster node", FAILED, "a Ready node", seen, step))
+            yield (host["host"], check("cluster:node", "cluster node", FAILED, "a Ready node", why, step))
             continue
         yield from [(host["host"], item) for item in node_checks(host, node)]
 
 
-def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict) -> list[tuple[str, dict]]:
-    """(host, check) for all results of the pods.
-
-    hosts: host, rails, netdevs. cluster: nodes, networks, dns. plan: pods. run: what test_pods returned. options:
-    check_mode, gpu_class.
-    """
+def judge(seen: Cluster, cluster: dict, check_mode: bool) -> list[tuple[str, dict]]:
+    """(host, check) for all results of the pods. cluster: what was read of it, with its networks."""
+    plan, run = seen.plan, _answered(seen.run)
     # Pods that were not started, because an earlier check says that they could not run.
     step = "fix that (see its own check) and run playbooks/verify.yml again"
     skipped = [(item["pod"], item["reason"]) for item in plan.get("skipped") or []]
     checks = [(pod["host"], _unstarted(pod, reason, step)) for pod, reason in skipped]
-    if options["check_mode"]:
+    if check_mode:
         told = ("check mode starts no pod", "verified in a real run")
         return checks + [(pod["host"], _unstarted(pod, *told)) for pod in plan["pods"]]
-    known = pods.find_nodes(hosts, cluster["nodes"])
-    by_host = {host["host"]: host for host in hosts}
+    known = pods.find_nodes(seen.hosts, cluster["nodes"])
+    by_host = {host["host"]: host for host in seen.hosts}
     answers = {name: pod_probe.parse(text) for name, text in run.get("answers", {}).items()}
     published, claims = cluster.get("dra") or claim_checks.NOTHING, run.get("claims") or []
     for pod in plan["pods"]:
@@ -173,27 +168,21 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
             checks += [(pod["host"], item) for item in claim_checks.of_pod(pod, claims, published)]
         answer = answers.get(pod["name"])
         own = {**cluster, "nodes": [known[pod["host"]]]}
-        for item in pod_checks(pod, state, answer, by_host[pod["host"]], own):
-            checks.append((pod["host"], item))
+        checks += [(pod["host"], item) for item in pod_checks(pod, state, answer, by_host[pod["host"]], own)]
         if pod.get("peer") and state and state["ready"] and answer and answer["resolved"]:
             checks.append((pod["host"], _peer(pod, answer, run["pods"].get(pod["peer"]["pod"]))))
-    checks += _not_aligned(hosts, cluster, plan, options.get("gpu_class", ""))
+    checks += _not_aligned(seen, known)
     checks += verify_cluster_checks.clashes(plan["pods"], answers)
     checks += traffic_checks(run.get("traffic") or {"tests": [], "left_out": []})
     return checks
 
 
-def _not_aligned(hosts: list[dict], cluster: dict, plan: dict, gpu_class: str) -> list[tuple[str, dict]]:
-    tried = [*plan["pods"], *(skipped["pod"] for skipped in plan.get("skipped") or [])]
+def _not_aligned(seen: Cluster, known: dict):
+    tried = [*seen.plan["pods"], *(skipped["pod"] for skipped in seen.plan.get("skipped") or [])]
     aligned = {pod["host"] for pod in tried if pod["kind"] == "aligned"}
-    known = pods.find_nodes(hosts, cluster["nodes"])
-    checks = []
-    for host in hosts:
-        node = known[host["host"]]
-        over_dra = node and any(hca["class"] for hca in node.get("hcas") or [])
-        if over_dra and host["host"] not in aligned:
-            checks.append((host["host"], claim_checks.not_aligned(host, node, gpu_class)))
-    return checks
+    for host, node in known.items():
+        if node and any(hca["class"] for hca in node.get("hcas") or []) and host not in aligned:
+            yield (host, claim_checks.not_aligned(node, seen.gpu_class))
 
 
 def _unstarted(pod: dict, seen: str, step: str) -> dict:

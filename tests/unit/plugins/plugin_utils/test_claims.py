@@ -127,7 +127,7 @@ def test_a_pair_is_judged_by_what_its_devices_say_or_why_it_cannot_be_had(ready,
 
 def test_without_a_gpu_driver_it_is_not_verified_with_the_reason():
     node = offered(slices())["nodes"][0]
-    made = [claim_checks.not_aligned(HOST, node, name) for name in ("gpu.nvidia.com", "")]
+    made = [claim_checks.not_aligned(node, name) for name in ("gpu.nvidia.com", "")]
     assert [one["status"] for one in made] == ["not_verified"] * 2
     assert made[0]["seen"] != made[1]["seen"]
 
@@ -185,9 +185,9 @@ def test_pods_with_claims_are_run_and_what_they_were_given_is_judged(tmp_path, m
     params["removed_afterwards"] = False
     monkeypatch.setattr(running_pods.time, "sleep", lambda _seconds: None)
     run = running_pods.run(client, {**params, "objects": plan["objects"], "pods": plan["pods"]})
-    seen = {**read, "networks": pod_checks.networks_of(read, hosts)}
-    options = {"check_mode": False, "gpu_class": "gpu.nvidia.com"}
-    found = {(host, one["id"]): one for host, one in pod_checks.judge(hosts, seen, plan, run, options)}
+    offered = {**read, "networks": pod_checks.networks_of(read, hosts)}
+    seen = Cluster(hosts, {}, gpu_class="gpu.nvidia.com", plan=plan, run=run)
+    found = {(host, one["id"]): one for host, one in pod_checks.judge(seen, offered, False)}
     aligned = [found[host, "pod:aligned"] for host in ("node1", "node2")]
     assert [one["status"] for one in aligned] == ["passed", "passed"], aligned
     assert all("gpu-1 at pci0000:10, mlx5-0-u00 at pci0000:10" in one["seen"] for one in aligned)

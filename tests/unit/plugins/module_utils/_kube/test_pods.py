@@ -316,7 +316,7 @@ def peer_checks(*sections, ip="10.42.0.12", hosts=2):
     states = {pod["name"]: {**running(), "ip": ip} for pod in plan["pods"]}
     answer = ROCE.partition("@@ peer")[0] + "".join(sections)
     run = {"pods": states, "answers": {pod["name"]: answer for pod in plan["pods"] if pod["kind"] == "workload"}}
-    found = pod_checks.judge(nodes, offered, plan, run, {"check_mode": False})
+    found = pod_checks.judge(Cluster(nodes, {}, plan=plan, run=run), offered, False)
     return plan, [item for name, item in found if item["id"] == "pod:workload:peer" and name == nodes[0]["host"]]
 
 
