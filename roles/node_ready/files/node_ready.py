@@ -80,7 +80,7 @@ def find_server(settings: dict) -> tuple[str, str]:
 class Api:
     """One node object at an API server, over TLS, with a bearer token."""
 
-    def __init__(self, server: str, authority: str, token: str, node: str, timeout: float = 10):
+    def __init__(self, server: str, authority: str, token: str, node: str):
         parts = urllib.parse.urlsplit(server)
         if parts.scheme != "https" or not parts.hostname:
             raise Unreachable(f"{server} is not an https address")
@@ -93,7 +93,7 @@ class Api:
         except (OSError, ssl.SSLError) as error:
             raise Unreachable(f"the certificate of the API server's CA cannot be read: {error}") from error
         self._address = (parts.hostname, parts.port or 443)
-        self._token, self._path, self._timeout = token, f"/api/v1/nodes/{urllib.parse.quote(node)}", timeout
+        self._token, self._path = token, f"/api/v1/nodes/{urllib.parse.quote(node)}"
 
     def node(self) -> dict | None:
         """The node; None when it has not registered yet."""
@@ -108,7 +108,7 @@ class Api:
         headers = {"Accept": "application/json", "Authorization": f"Bearer {self._token}"}
         if body is not None:
             headers["Content-Type"] = "application/merge-patch+json"
-        connection = http.client.HTTPSConnection(*self._address, timeout=self._timeout, context=self._context)
+        connection = http.client.HTTPSConnection(*self._address, timeout=10, context=self._context)
         try:
             connection.request(method, self._path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
@@ -181,10 +181,6 @@ def memlock_reason(services: list[str], minimum: int | None, run, proc: str = "/
 # --- the decision -----------------------------------------------------------------------------------------------------
 
 
-def has_taint(node: dict, key: str) -> bool:
-    return any(taint.get("key") == key for taint in node["spec"].get("taints") or ())
-
-
 def serves(node: dict, boot_id: str) -> bool:
     """Whether the kubelet has reported Ready in this very boot; the status from before the boot stays until then."""
     ready = [item for item in node.get("status", {}).get("conditions", ()) if item.get("type") == "Ready"]
@@ -194,7 +190,7 @@ def serves(node: dict, boot_id: str) -> bool:
 
 def decide(node: dict, key: str, marked: bool, boot_id: str, reasons: list[str]) -> str:
     """`set`, `mark`, `remove`, `wait` or `done`. marked: whether the taint was dealt with in this boot."""
-    tainted = has_taint(node, key)
+    tainted = any(taint.get("key") == key for taint in node["spec"].get("taints") or ())
     if not marked:
         # Too late for a startup taint on a node in service: this program arrived after its workloads.
         return "mark" if tainted or serves(node, boot_id) else "set"
@@ -217,13 +213,13 @@ class Keeper:
         """State after one check: `unset` until the taint is dealt with, then `waiting`, `ready`; `refused`."""
         try:
             return self._look()
-        except Outdated:
-            return "unset" if not os.path.exists(self._marker) else WAITING
         except Denied as error:
             return self._tell(REFUSED, [f"the API server refuses the token: {error} ({_AGAIN})"])
         except Unreachable as error:
             self._tell(WAITING, [f"the API server is unavailable: {error}"])
-            return "unset" if not os.path.exists(self._marker) else WAITING
+        except Outdated:
+            pass
+        return WAITING if os.path.exists(self._marker) else "unset"
 
     def _look(self) -> str:
         settings = self._settings
@@ -313,9 +309,9 @@ def keep(keeper: Keeper, sleep=time.sleep) -> None:
         state = keeper.step()
 
 
-def awaited(settings: dict, boot_id: str, timeout: float, clock=time.monotonic, sleep=time.sleep) -> tuple[bool, list]:
+def awaited(settings: dict, boot_id: str, timeout: float) -> tuple[bool, list]:
     """(whether the node is ready, what it waits for), from what `run` has recorded in this boot."""
-    deadline = clock() + timeout
+    deadline = time.monotonic() + timeout
     while True:
         try:
             with open(f"{settings['run_directory']}/node-ready.json", encoding="utf-8") as stream:
@@ -325,10 +321,10 @@ def awaited(settings: dict, boot_id: str, timeout: float, clock=time.monotonic, 
         current = status.get("boot_id") == boot_id
         if current and status.get("state") == READY:
             return True, []
-        if clock() >= deadline:
+        if time.monotonic() >= deadline:
             reasons = status.get("reasons") if current else None
             return False, reasons or ["gpufabric-rdma-node-ready.service has reported nothing in this boot"]
-        sleep(1)
+        time.sleep(1)
 
 
 def main(argv=None) -> int:
