@@ -1,4 +1,4 @@
-"""Writes docs/failures.md, the one generated page, from plugins/plugin_utils/_findings/catalogue.yml."""
+"""Writes docs/failures.md from plugins/plugin_utils/_findings/catalogue.yml, down to the pitfalls, which it keeps."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.catalogue
 TARGET = pathlib.Path(__file__).resolve().parents[2] / "docs/failures.md"
 HEAD = """# Failures by name
 
-Generated from `plugins/plugin_utils/_findings/catalogue.yml` by `tests/tools/render_failures.py`.
+Generated from `plugins/plugin_utils/_findings/catalogue.yml` by `tests/tools/render_failures.py`, down to the pitfalls.
 
 `ansible-playbook gpufabric.rdma.verify -i INVENTORY` reports one root failure for each host, with its id, cause and
 fix, and lists beneath it the failures that follow from it. Fix the root first and run it again; failures under
@@ -21,22 +21,13 @@ STARTS = """## Why a pod does not start
 
 Messages of components in a pod's events. Of nested messages the innermost counts; `*` stands for a word.
 """
-PITFALLS = """## Pitfalls by id
-
-Common problems of such clusters and what the collection does about them. Code and tests refer to these ids.
-"""
+PITFALLS = "## Pitfalls by id"
 
 
 def entry(failure: Failure) -> str:
     shown = {"problem": failure.title, "what you see": failure.sign, "cause": failure.cause}
     shown.update({"look at": failure.evidence, "fix": failure.fix})
     return "\n".join([f"## {failure.id}", "", *(f"- **{name}**: {text}" for name, text in shown.items()), ""])
-
-
-def chapter(title: str, pitfalls: list[list[str]]) -> str:
-    rows = ["| id | what you see | cause | what the collection does |", "|---|---|---|---|"]
-    rows += ["| " + " | ".join(cell.replace("|", "\\|") for cell in pitfall) + " |" for pitfall in pitfalls]
-    return "\n".join([f"### {title}", "", *rows, ""])
 
 
 def messages(one: dict) -> str:
@@ -48,9 +39,8 @@ def messages(one: dict) -> str:
 
 
 def render() -> str:
-    chapters = [chapter(**one) for one in DOCUMENT["pitfalls"]]
-    parts = [HEAD, *map(entry, CATALOGUE), STARTS, *map(messages, DOCUMENT["messages"]), PITFALLS, *chapters]
-    return runnable("\n".join(parts))
+    parts = [HEAD, *map(entry, CATALOGUE), STARTS, *map(messages, DOCUMENT["messages"])]
+    return runnable("\n".join(parts)) + "\n" + "".join(TARGET.read_text().partition(PITFALLS)[1:])
 
 
 if __name__ == "__main__":
