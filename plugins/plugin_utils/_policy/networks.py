@@ -17,6 +17,7 @@ TYPES = {
 }
 # The operator prefixes a HostDeviceNetwork's resource with this (pkg/state/state_hostdevice_network.go).
 DEVICE_PREFIX = "nvidia.com/"
+_IPAM = ("spec", "ipam")
 _OF_FUNCTIONS = {
     "metaPlugins": "an attachment is one plugin: pods get RDMA devices with the resource (rdma), the MTU is the "
     "interface's (tuning)",
@@ -207,118 +208,103 @@ def _mtu(page: Page, item: dict) -> None:
 
 
 def _ipam(page: Page, item: dict) -> None:
-    path = ("spec", "ipam")
-    if not page.get(*path):
+    if not page.get(*_IPAM):
         item["ipam"] = "none"
-        page.say(path, TAKEN, "ipam: none", "the pod's interface gets no address")
+        page.say(_IPAM, TAKEN, "ipam: none", "the pod's interface gets no address")
         return
-    given = as_mapping(page, path, "the network")
+    given = as_mapping(page, _IPAM, "the network")
     if given is None:
         return
     kind = str(given.get("type"))
-    readers = {
-        "nv-ipam": _nv_ipam,
-        "whereabouts": _whereabouts,
-        "host-local": _host_local,
-        "static": _static,
-    }
+    readers = {"nv-ipam": _nv_ipam, "whereabouts": _whereabouts, "host-local": _host_local, "static": _static}
     if kind not in readers:
         wanted = f"one of {', '.join(readers)}"
         step = "use nv-ipam if several nodes share the network"
-        page.refuse((*path, "type"), wanted, short(kind), step)
+        page.refuse((*_IPAM, "type"), wanted, short(kind), step)
         return
     item["ipam"] = kind
     readers[kind](page, item)
-    page.leave(path, {"routes": _OF_POOL["routes"]})
+    page.leave(_IPAM, {"routes": _OF_POOL["routes"]})
 
 
-def _option(page: Page, item: dict, field: str, option: str, path: tuple = ("spec", "ipam")) -> None:
+def _option(page: Page, item: dict, field: str, option: str, path: tuple = _IPAM) -> None:
     if page.has(*path, field):
         item[option] = page.get(*path, field)
         page.say((*path, field), TAKEN, f"{option}: {short(item[option])}")
 
 
 def _nv_ipam(page: Page, item: dict) -> None:
-    path = ("spec", "ipam")
-    page.say((*path, "type"), TAKEN, "ipam: nv-ipam")
-    kind = page.get(*path, "poolType")
+    page.say((*_IPAM, "type"), TAKEN, "ipam: nv-ipam")
+    kind = page.get(*_IPAM, "poolType")
     if kind is not None:
-        page.say((*path, "poolType"), TAKEN, why="ippool is what role networks creates")
+        page.say((*_IPAM, "poolType"), TAKEN, why="ippool is what role networks creates")
     if kind not in (None, "ippool"):
         step = "make it an IPPool; role networks creates no other kind"
-        page.refuse((*path, "poolType"), "ippool", short(kind), step)
-    name = page.get(*path, "poolName")
+        page.refuse((*_IPAM, "poolType"), "ippool", short(kind), step)
+    name = page.get(*_IPAM, "poolName")
     if not isinstance(name, str) or not name:
-        page.refuse((*path, "poolName"), "the name of a pool", short(name), "give the name of the IPPool")
+        page.refuse((*_IPAM, "poolName"), "the name of a pool", short(name), "give the name of the IPPool")
         return
     item["pool"] = name
 
 
 def _whereabouts(page: Page, item: dict) -> None:
-    path = ("spec", "ipam")
     why = "Network Operator deprecated whereabouts in 25.4; nv-ipam replaces it"
-    page.say((*path, "type"), TAKEN, "ipam: whereabouts", why)
+    page.say((*_IPAM, "type"), TAKEN, "ipam: whereabouts", why)
     where = _one_range(page, "ipRanges")
     if where is None:
         return
     for field in ("range", "range_start", "range_end", "exclude", "gateway"):
-        _option(page, item, field, "subnet" if field == "range" else field, where if page.has(*where, field) else path)
+        _option(page, item, field, "subnet" if field == "range" else field, where if page.has(*where, field) else _IPAM)
     if isinstance(item.get("exclude"), list):
         item["exclude"] = [short_network(one) if network(one) else one for one in item["exclude"]]
-    page.leave(path, _OF_WHEREABOUTS)
+    page.leave(_IPAM, _OF_WHEREABOUTS)
     _refuse_odd_subnet(page, item, (*where, "range"))
 
 
 def _one_range(page: Page, field: str) -> tuple | None:
     """Where the range of an IPAM stands, below the field that lists ranges or beside it; None if there are several."""
-    path = ("spec", "ipam")
-    ranges = page.get(*path, field)
+    ranges = page.get(*_IPAM, field)
     if ranges is None:
-        return path
+        return _IPAM
     outer = ranges if isinstance(ranges, list) else [ranges]
     flat = [one for inner in outer for one in (inner if isinstance(inner, list) else [inner])]
     if len(flat) != 1 or not isinstance(flat[0], dict):
-        page.refuse((*path, field), "one range", short(ranges), "create one network for each range")
+        page.refuse((*_IPAM, field), "one range", short(ranges), "create one network for each range")
         return None
-    page.put((*path, field), flat[0])
-    return (*path, field)
+    page.put((*_IPAM, field), flat[0])
+    return (*_IPAM, field)
 
 
 def _host_local(page: Page, item: dict) -> None:
-    path = ("spec", "ipam")
     why = "each node keeps its own leases and would hand out the same addresses; role networks gives each node a block"
-    page.say((*path, "type"), WRONG, "ipam: host-local, with a block for each node", why)
+    page.say((*_IPAM, "type"), WRONG, "ipam: host-local, with a block for each node", why)
     where = _one_range(page, "ranges")
     if where is None:
         return
-    for field, option in (
-        ("subnet", "subnet"),
-        ("rangeStart", "range_start"),
-        ("rangeEnd", "range_end"),
-        ("gateway", "gateway"),
-    ):
+    options = {"subnet": "subnet", "rangeStart": "range_start", "rangeEnd": "range_end", "gateway": "gateway"}
+    for field, option in options.items():
         _option(page, item, field, option, where)
     _refuse_odd_subnet(page, item, (*where, "subnet"))
 
 
 def _static(page: Page, item: dict) -> None:
-    path = ("spec", "ipam")
     each = "each pod sets its own in its networks annotation (ips)"
     shared = "every pod that attaches gets the same: one pod at a time"
-    page.say((*path, "type"), TAKEN, "ipam: static", shared if page.get(*path, "addresses") else each)
-    if not page.get(*path, "addresses"):
+    page.say((*_IPAM, "type"), TAKEN, "ipam: static", shared if page.get(*_IPAM, "addresses") else each)
+    if not page.get(*_IPAM, "addresses"):
         return
-    given = page.get(*path, "addresses")
+    given = page.get(*_IPAM, "addresses")
     found = [one.get("address") if isinstance(one, dict) else None for one in given] if isinstance(given, list) else []
     if not found or not all(isinstance(one, str) for one in found):
         step = "give addresses with their prefix length"
-        page.refuse((*path, "addresses"), "addresses", short(given), step)
+        page.refuse((*_IPAM, "addresses"), "addresses", short(given), step)
         return
     item["addresses"] = found
     gateways = {str(one["gateway"]) for one in given if one.get("gateway")}
     if len(gateways) == 1:
         item["gateway"] = gateways.pop()
-    page.say((*path, "addresses"), TAKEN, f"addresses: {short(found)}")
+    page.say((*_IPAM, "addresses"), TAKEN, f"addresses: {short(found)}")
 
 
 def _refuse_odd_subnet(page: Page, item: dict, path: tuple) -> None:

@@ -140,10 +140,8 @@ def _silent(everyone: list[dict], report, notes: list[str]) -> None:
 
 def _one_cluster(everyone: list[dict], report) -> None:
     servers = everyone[0]["servers"]
-    authorities = {
-        node["host"]: node["state"].get("ca") for node in everyone if node["state"] and node["host"] in servers
-    }
-    known = {host: digest for host, digest in authorities.items() if digest}
+    states = {node["host"]: node["state"] or {} for node in everyone if node["host"] in servers}
+    known = {host: state["ca"] for host, state in states.items() if state.get("ca")}
     if len(set(known.values())) > 1:
         seen = "; ".join(f"{host}: {digest[:12]}" for host, digest in known.items())
         step = "leave the servers of one cluster in the group, and take the others off theirs with playbooks/reset.yml"
@@ -356,7 +354,7 @@ def _shared_address(nodes: list[dict], decisions: dict, report) -> None:
     values = {node["variables"].get("api_address") or "" for node in nodes}
     if not any(values):
         return
-    name = f"k3s_api_address {next(value for value in sorted(values, reverse=True))}"
+    name = f"k3s_api_address {max(values)}"
     if len(values) > 1:
         seen = ", ".join(sorted(f"{node['host']}: {node['variables'].get('api_address') or 'none'}" for node in nodes))
         step = "set it once, for the group of all nodes"
@@ -473,27 +471,21 @@ def _networks(node: dict, report) -> None:
             report(host, Finding("k3s_cluster_dns", f"an address in {services}", typed["cluster_dns"], _VARIABLE))
     for name, net in nets.items():
         # A node of a running cluster routes the cluster's own networks.
-        for text in [] if seen["joined"] or seen["cluster"] else _taken(seen):
-            other = netaddr.IPNetwork(text["destination"])
+        for other, netdev in () if seen["joined"] or seen["cluster"] else _taken(seen):
             if other.prefixlen and (other in net or net in other):
-                report(host, _overlap(name, net, f"{other} on {text['netdev']}"))
+                report(host, _overlap(name, net, f"{other} on {netdev}"))
 
 
 # Interfaces of a pod network; their routes are not foreign.
 _OWN_INTERFACES = ("cni", "flannel", "kube-", "veth")
 
 
-def _taken(seen: dict) -> list[dict]:
-    """Networks of the node's addresses and routes, each once, except those of a pod network that already runs."""
-    rows = [{"netdev": entry["netdev"], "destination": entry["address"]} for entry in seen["addresses"]]
-    rows += seen["routes"]
-    found = {}
-    for row in rows:
-        if row["netdev"].startswith(_OWN_INTERFACES) or row["netdev"] == "lo":
-            continue
-        net = str(netaddr.IPNetwork(row["destination"]).cidr)
-        found.setdefault((net, row["netdev"]), {"destination": net, "netdev": row["netdev"]})
-    return list(found.values())
+def _taken(seen: dict) -> Iterable[tuple]:
+    """(network, interface) of the node's addresses and routes, each once, but for a pod network that already runs."""
+    rows = [(entry["netdev"], entry["address"]) for entry in seen["addresses"]]
+    rows += [(route["netdev"], route["destination"]) for route in seen["routes"]]
+    others = [(netaddr.IPNetwork(text).cidr, name) for name, text in rows if not name.startswith(_OWN_INTERFACES)]
+    return dict.fromkeys((network, name) for network, name in others if name != "lo")
 
 
 def _overlap(name: str, net, other: str) -> Finding:
@@ -588,10 +580,8 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
             report(host, bundle_folder.missing_file(bundle, name, architecture, folder, distribution))
         else:
             decided["packages"] = [_file(policy, f"/var/cache/{policy['path'].rpartition('/')[2]}", "0644", typed)]
-            decided["packages_command"] = [
-                *packages.apart_command([decided["packages"][0]["dest"]]),
-                "--setopt=localpkg_gpgcheck=False",
-            ]
+            command = packages.apart_command([decided["packages"][0]["dest"]])
+            decided["packages_command"] = [*command, "--setopt=localpkg_gpgcheck=False"]
 
 
 def _file(row: dict, dest: str, mode: str, typed: dict) -> dict:
@@ -647,9 +637,8 @@ def _skew(decisions: dict, elsewhere: dict, report) -> None:
         versions = {host: _parsed(other["version"]) for host, other in elsewhere.items()}
         behind = [host for host, version in versions.items() if version and version < least]
         if behind:
-            seen = (
-                f"{decided['bundle_version']} in the bundle; on {', '.join(behind)}: {elsewhere[behind[0]]['version']}"
-            )
+            seen = f"{decided['bundle_version']} in the bundle; on {', '.join(behind)}: "
+            seen += elsewhere[behind[0]]["version"]
             wanted = "not newer than a server" if decided["role"] == "agent" else "one minor from the other servers"
             step = "upgrade these servers first (playbooks/upgrade_k3s.yml without --limit)"
             report(decided["host"], Finding(f"k3s {decided['role']}", wanted, seen, step, "k3s:version-skew"))

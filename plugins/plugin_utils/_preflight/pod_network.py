@@ -2,6 +2,7 @@
 
 from ...module_utils._core.change import Finding
 from .._core.addresses import netaddr
+from .._core.addresses import network as as_network
 
 # Bytes of encapsulation that a backend adds to each packet.
 OVERHEAD = {"vxlan": 50, "wireguard": 80, "host-gw": 0}
@@ -17,14 +18,9 @@ def findings(facts: dict, variables: dict) -> list[Finding]:
     if network:
         found += _clashes(network, facts, variables)
     if variables["flannel_backend"] == "host-gw" and variables["flannel_mtu"]:
-        found.append(
-            Finding(
-                "variable flannel_mtu",
-                "0 with flannel_backend host-gw, which does not encapsulate",
-                str(variables["flannel_mtu"]),
-                "set flannel_mtu to 0, or use another backend",
-            )
-        )
+        wanted = "0 with flannel_backend host-gw, which does not encapsulate"
+        step = "set flannel_mtu to 0, or use another backend"
+        found.append(Finding("variable flannel_mtu", wanted, str(variables["flannel_mtu"]), step))
     netdev = pod_nic(facts, variables["flannel_interface"], variables["k3s_node_ip"])
     if netdev:
         found += _on(netdev, facts, variables)
@@ -32,18 +28,12 @@ def findings(facts: dict, variables: dict) -> list[Finding]:
 
 
 def _network(name: str, text: str, found: list[Finding]):
-    try:
-        network = netaddr.IPNetwork(text)
-    except (netaddr.AddrFormatError, TypeError, ValueError) as error:
-        found.append(Finding(f"variable {name}", "a network such as 10.42.0.0/16", f"{text!r}: {error}", _VARIABLE))
-        return None
-    if network.ip != network.network:
-        found.append(Finding(f"variable {name}", f"a network such as {network.cidr}", f"{text!r}", _VARIABLE))
-        return None
-    if network.version != 4:
-        found.append(Finding(f"variable {name}", "an IPv4 network", text, _VARIABLE))
-        return None
-    return network
+    network = as_network(text)
+    if network is not None and network.version == 4 and network.ip == network.network:
+        return network
+    like = network.cidr if network is not None and network.version == 4 else "10.42.0.0/16"
+    found.append(Finding(f"variable {name}", f"an IPv4 network such as {like}", repr(text), _VARIABLE))
+    return None
 
 
 def _clashes(network, facts: dict, variables: dict) -> list[Finding]:
@@ -104,15 +94,12 @@ def _on(netdev: dict, facts: dict, variables: dict) -> list[Finding]:
     found = []
     why = fabric(facts, netdev)
     if why and variables["flannel_fabric_allowed"] is not True:
-        found.append(
-            Finding(
-                f"NIC {netdev['name']}",
-                "pod traffic on the node's own network",
-                f"{why}: pod traffic would share it with RDMA",
-                "set k3s_node_ip (or flannel_interface) to the node's own network, "
-                "or flannel_fabric_allowed: true if it should use the fabric",
-            )
+        step = (
+            "set k3s_node_ip (or flannel_interface) to the node's own network, or flannel_fabric_allowed: true if it "
         )
+        step += "should use the fabric"
+        seen = f"{why}: pod traffic would share it with RDMA"
+        found.append(Finding(f"NIC {netdev['name']}", "pod traffic on the node's own network", seen, step))
     mtu, backend = variables["flannel_mtu"], variables["flannel_backend"]
     room = (netdev["mtu"] or 0) - OVERHEAD[backend]
     if mtu and netdev["mtu"] and mtu > room:
