@@ -18,10 +18,6 @@ PART = ("objects", "owner", "prune_types", "takeover_allowed", "applied_by", "wa
 
 
 class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
-    _supports_check_mode = True
-    _supports_diff = True
-
     @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)

@@ -11,9 +11,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import h
 
 
 class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
     _requires_connection = False
-    _supports_check_mode = True
 
     @guarded
     def run(self, tmp=None, task_vars=None):

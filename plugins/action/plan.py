@@ -30,9 +30,6 @@ LISTENING, TOLD = "__node_firewall_listening", "__node_firewall_told"
 
 
 class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
-    _supports_check_mode = True
-
     @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)

@@ -25,9 +25,7 @@ WRITTEN = ("device_plugin", "driver", "networks")
 
 
 class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
     _requires_connection = False
-    _supports_check_mode = True
 
     @guarded
     def run(self, tmp=None, task_vars=None):

@@ -33,9 +33,7 @@ DRIFT_FILES = ("json_file", "junit_file", "verdict_file")
 
 
 class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
     _requires_connection = False
-    _supports_check_mode = True
 
     @guarded
     def run(self, tmp=None, task_vars=None):
