@@ -414,7 +414,7 @@ def test_a_nodes_answer_is_no_mark(tmp_path, mark, action):
 
 def test_every_play_on_nodes_is_guarded_and_in_check_mode():
     plays = [play for play in PLAYBOOK if "hosts" in play]
-    assert len(plays) == 4
+    assert len(plays) == 3
     for play in plays:
         assert play["check_mode"] is True
         assert play["vars"][recorder.GUARD_VARIABLE] is True
