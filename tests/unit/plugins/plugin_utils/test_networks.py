@@ -4,7 +4,6 @@ import json
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config as device_plugin_config
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks
 from ansible_collections.gpufabric.rdma.tests.tools import pitfall_world
 from ansible_collections.gpufabric.rdma.tests.unit.playbooks.test_trust import act
@@ -55,10 +54,8 @@ def test_networks_are_planned_for_nodes_of_any_source(ipam, ids):
 
 
 @pytest.fixture
-def plan(variables, monkeypatch):
+def plan(variables, short_names):
     """plan(nodes, *the planner's other arguments, **networks_* variables)."""
-    # Short names, independent of the device plugin's resources.
-    monkeypatch.setattr(device_plugin_config, "NAME", "rail{index}")
 
     def run(nodes, *arguments, resources="rails", **changes):
         given = {f"networks_{name}": value for name, value in changes.items()}
