@@ -44,7 +44,7 @@ def test_a_component_runs_its_pinned_image_and_is_waited_for(component):
     objects = rendered(component)
     made = [item for item in objects if "template" in item.get("spec", {})]
     workloads = {f"{item['kind'].lower()}/{item['metadata']['name']}": item for item in made}
-    assert set(workloads) == {item["resource"] for item in VARIABLES["__networks_workloads"][component]}
+    assert set(workloads) == set(VARIABLES["__networks_workloads"][component])
     for item in workloads.values():
         pod = item["spec"]["template"]["spec"]
         assert item["metadata"]["namespace"] == "kube-system"

@@ -150,8 +150,7 @@ def workloads():
 def test_every_template_with_pods_is_looked_at(workloads):
     """Every workload in the repository's texts, and every one that a role waits for, is rendered."""
     waited = {"daemonset/kube-flannel-ds", "daemonset/kube-multus-ds", "daemonset/rdma-shared-dp-ds"}
-    for items in rendering.role_vars("networks")["__networks_workloads"].values():
-        waited |= {item["resource"] for item in items}
+    waited.update(*rendering.role_vars("networks")["__networks_workloads"].values())
     assert {name.split()[0].lower() + "/" + name.split("/")[1] for name in workloads} == waited
     texts = [path.read_text() for path in rendering.ROLES.glob("*/templates/*.yml.j2")]
     written = sum(text.count(f"\nkind: {kind}\n") for text in texts for kind in rendering.WORKLOADS)
