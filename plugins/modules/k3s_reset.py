@@ -178,12 +178,8 @@ class Node:
         shim = "/etc/cni/net.d/00-multus.conf"
         if '"multus-shim"' in (tree.read(shim) or ""):
             own.append(shim)
-        own += [
-            f"{self._networks}/{name}" for name in tree.listdir(self._networks) if name.startswith(planner.ATTACHED)
-        ]
-        foreign += [
-            f"{self._networks}/{name}" for name in tree.listdir(self._networks) if not name.startswith(planner.ATTACHED)
-        ]
+        for name in tree.listdir(self._networks):
+            (own if name.startswith(planner.ATTACHED) else foreign).append(f"{self._networks}/{name}")
         # What the device plugin and DRA gave to containers; other vendors' specs stay.
         own += [f"{planner.CDI}/{name}" for name in tree.listdir(planner.CDI) if name.startswith(planner.CLAIMED)]
         placed, kept = self._plugins(tree)
