@@ -97,11 +97,10 @@ def _from_peers(figure: Optional[float], measured: list) -> dict:
     return {"gbit_per_s": round(sum(middle) / 2, 3), "why": _ROUND_OFF}
 
 
-def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, options: dict) -> dict:
+def _unjudged(test: dict, expected: dict, result: dict) -> dict:
     client, server = test["client"], test["server"]
-    figure = _figure(result)
     rose, unread, stopped = _counters(result)
-    row = {
+    return {
         "id": test["id"],
         "rail": test["rail"],
         "path": test["path"],
@@ -110,7 +109,7 @@ def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, o
         "to": server["host"],
         "from_hca": client["hca"],
         "to_hca": server["hca"],
-        "gbit_per_s": figure,
+        "gbit_per_s": _figure(result),
         "expected_gbit_per_s": expected["gbit_per_s"],
         "expected_from": expected["why"],
         "verdict": OK,
@@ -120,6 +119,11 @@ def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, o
         "counters_stopped": stopped,
         "class_not_verified": "",
     }
+
+
+def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, options: dict) -> dict:
+    client, row = test["client"], _unjudged(test, expected, result)
+    figure, rose = row["gbit_per_s"], row["counters"]
     if figure is None:
         verdict, reason = _unmeasured(test, result, options)
         return {**row, "verdict": verdict, "reason": reason}
@@ -208,25 +212,10 @@ def _host_reasons(side: dict, carried: dict, memory: str, node: dict) -> list[st
 
 
 def _alone(end: dict, path: str) -> dict:
-    return {
-        "id": f"{path}-rail{end['rail']}-{end['host']}-{end['hca']}" + ("-cuda" if end["memory"] == "cuda" else ""),
-        "rail": end["rail"],
-        "path": path,
-        "memory": end["memory"],
-        "from": end["host"],
-        "to": "",
-        "from_hca": end["hca"],
-        "to_hca": "",
-        "gbit_per_s": None,
-        "expected_gbit_per_s": None,
-        "expected_from": "",
-        "verdict": NOT_VERIFIED,
-        "reason": end["reason"],
-        "counters": {},
-        "counters_not_read": ["from", "to"],
-        "counters_stopped": [],
-        "class_not_verified": "",
-    }
+    name = f"{path}-rail{end['rail']}-{end['host']}-{end['hca']}" + ("-cuda" if end["memory"] == "cuda" else "")
+    test = {**end, "id": name, "path": path, "client": end, "server": {"host": "", "hca": ""}}
+    row = _unjudged(test, {"gbit_per_s": None, "why": ""}, {})
+    return {**row, "verdict": NOT_VERIFIED, "reason": end["reason"]}
 
 
 # --- text for people --------------------------------------------------------------------------------------------------
