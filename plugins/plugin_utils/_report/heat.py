@@ -14,20 +14,17 @@ NO_PEER = "no peer"
 def section(matrix: Any, anchors: dict[str, str]) -> dict:
     """What bandwidth.html.j2 shows of a matrix document, or of its absence.
 
-    {level, said, at, maps} and, with tests, {outliers, unproven, rose}: outliers with the likely reason, error counters
-    that rose, and one heat map for each path that was measured.
+    {level, said, at, outliers, unproven, rose, maps}: outliers with the likely reason, error counters that rose, and
+    one heat map for each path that was measured.
     """
     level, figure, explanation = bandwidth(matrix)
     tests = matrix["tests"] if matrix else []
-    if not tests:
-        said = f"Bandwidth was {figure}: {explanation}."
-        return {"level": level, "said": said, "at": matrix["at"] if matrix else None, "maps": []}
     outliers = [test for test in tests if test["verdict"] == "outlier"]
     outliers.sort(key=lambda test: (percent(test) is None, percent(test) or 0))
     return {
         "level": level,
-        "said": f"{figure} {explanation}",
-        "at": matrix["at"],
+        "said": f"{figure} {explanation}" if tests else f"Bandwidth was {figure}: {explanation}.",
+        "at": matrix["at"] if matrix else None,
         "outliers": [_told(test, anchors) for test in outliers],
         "unproven": [_told(test, anchors) for test in tests if test["verdict"] == "not_verified"],
         "rose": [
