@@ -19,20 +19,6 @@ from .._bundle import driver as driver_bundle
 from .._findings import catalogue
 from . import fabric_plan
 
-_NO_EXPORT = "take it out: a policy is imported (import_policy), no longer written"
-_NO_BACKUP = "take it out: k3s saves and restores its datastore itself, as docs/cluster.md says under Save the cluster"
-
-# Removed variables, and what replaces them: they are refused by name.
-REMOVED = {
-    **dict.fromkeys(
-        ("drift_markdown_file", "drift_prometheus_file"), "take it out: drift.json and drift.xml have its content"
-    ),
-    **dict.fromkeys(("k3s_backup", "k3s_backup_dir", "k3s_restore_again", "k3s_restore_allowed"), _NO_BACKUP),
-    "matrix_rounds_per_call": "take it out: the nodes run all rounds in one call",
-    "driver_attachments": "take it out: interface names are no longer predicted",
-    "policy_operator_namespace": _NO_EXPORT,
-    "policy_operator_version": _NO_EXPORT,
-}
 # Variables of the plays themselves, which no role documents.
 PLAY_VARIABLES = frozenset({"cluster", "discovery_hosts"})
 # Groups of the inventory, by names that an operator might give a variable.
@@ -274,7 +260,7 @@ def unresolved(name: str, message: str) -> Finding:
 
 
 def unknown(names, options, roles, accepted=()) -> list[dict]:
-    """Removed variables, and those that look like ours (by prefix, or one typo away) but that no role knows."""
+    """Variables that look like ours (by prefix, or one typo away) but that no role knows."""
     prefixes = tuple(f"{role}_" for role in roles)
     known = set(options) | PLAY_VARIABLES
     findings = []
@@ -282,9 +268,7 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
         if name.startswith("ansible_"):  # Ansible's own: dozens for each host, none similar to ours
             continue
         ours = name.startswith(prefixes)
-        if name in REMOVED:
-            facts = ("a variable that this version has", "one that was removed", REMOVED[name])
-        elif name in GROUPS:
+        if name in GROUPS:
             facts = (
                 "a group of the inventory",
                 "a variable",

@@ -94,9 +94,8 @@ def test_a_value_of_the_right_type_can_still_be_wrong(options, name, value):
     ("kernel_modules_gpudirct", "did you mean kernel_modules_gpudirect?"),
     ("discovery_rail", "did you mean discovery_rails?"),
     ("limits_zebra_quux_frobnicate", "no variable has a similar name"),
-    *preflight_host.REMOVED.items(),
 ])  # fmt: skip
-def test_a_mistyped_or_removed_variable_is_found_with_what_to_use(options, name, step):
+def test_a_mistyped_variable_is_found_with_what_to_use(options, name, step):
     assert name not in options
     (finding,) = preflight_host.unknown([*options, name], options, ROLES)
     assert finding.object == f"variable {name}"
