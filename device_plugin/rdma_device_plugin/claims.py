@@ -120,13 +120,16 @@ def results(claim: Any, key: Key, node: str) -> tuple[Result, ...]:
     return found
 
 
-def ended(claim: Any, key: Key) -> str:
-    """Why no pod uses a claim any more that was, or will be, prepared; empty while one does."""
+def ended(claim: Any, key: Key, before: Optional[tuple[Result, ...]] = None) -> str:
+    """Why no pod uses a claim any more that was, or will be, prepared; empty while one does. before: its devices."""
     if _at(claim, "metadata", "uid") != key.uid:
         return "it was deleted and recreated"
     if not _at(claim, "status", "reservedFor"):
         return "it is being deleted" if _at(claim, "metadata", "deletionTimestamp") else "it is reserved for no pod"
-    return ""
+    ours = _ours(_listed(claim, "status", "allocation", "devices", "results"))
+    now = [(_at(one, "device"), _at(one, "pool"), _at(one, "shareID")) for one in ours]
+    moved = before is not None and now != [(one.device, one.pool, one.share) for one in before]
+    return "other devices are allocated to it" if moved else ""
 
 
 def pod(claim: Any, key: Key) -> str:

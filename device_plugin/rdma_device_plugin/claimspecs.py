@@ -132,6 +132,14 @@ def remove(directory: str, uid: str) -> None:
         cdi.remove_file(path)
 
 
+def sweep(directory: str) -> None:
+    """Remove what a killed process left: unfinished files, and metadata without a spec."""
+    for path in glob.glob(f"{glob.escape(directory)}/{file('*').removesuffix('.json')}"):
+        alone = path.endswith(".metadata") and not os.path.exists(f"{path.rpartition('_')[0]}.json")
+        if alone or path.endswith(".new"):
+            cdi.remove_file(path)
+
+
 def load(directory: str) -> tuple[dict[str, Record], dict[str, Optional[Key]]]:
     """({uid: Record}, {uid: Key}): claims with complete files, and others; None if even the claim is unknown.
 

@@ -55,6 +55,7 @@ class Preparer:
 
     async def load(self) -> None:
         """Read the specs, and correct those whose HCA has different files by now."""
+        await self._file(claimspecs.sweep, self._cdi)
         self.records, self._unknown = await self._file(claimspecs.load, self._cdi)
         await self.keep()
         log.info("prepared claims", known=len(self.records), to_be_found=len(self._unknown))
@@ -76,15 +77,16 @@ class Preparer:
                     log.info("a prepared claim was recovered", claim=record.key.text, uid=uid)
 
     async def compare(self) -> None:
-        """Release prepared claims that ended unnoticed: deleted, recreated, or reserved for no pod. ApiProblem: the end
-        of one is unknown, so it stays.
+        """Release prepared claims that ended unnoticed: deleted, recreated, reserved for no pod, or allocated anew.
+        ApiProblem: the end of one is unknown, so it stays.
         """
         for uid, record in list(self.records.items()):
             async with self._lock(uid):
                 if uid not in self.records:
                     continue
                 try:
-                    why = claims.ended(await self._api.claim(record.key.namespace, record.key.name), record.key)
+                    found = await self._api.claim(record.key.namespace, record.key.name)
+                    why = claims.ended(found, record.key, tuple(one.result for one in record.devices))
                 except ApiProblem as problem:
                     if not problem.gone:
                         raise
@@ -94,7 +96,7 @@ class Preparer:
                     await self._change(uid, None)
 
     async def _known_again(self, uid: str, key: Optional[Key]) -> Optional[Record]:
-        """None while an HCA of the claim is gone: the existing spec is better than nothing."""
+        """None while it cannot be prepared, such as without its HCA: the existing spec is better than nothing."""
         if key is None:
             raise Refused(f"the spec of uid {uid} does not identify its claim")
         try:
@@ -103,10 +105,14 @@ class Preparer:
             if problem.gone:
                 raise Refused(f"claim {key.text} does not exist any more") from None
             raise
-        results = claims.results(found, key, self._api.node)
-        if not all(devices.find(result.device, self.devices) for result in results):
+        why = claims.ended(found, key)
+        if why:
+            raise Refused(f"claim {key.text}: {why}")
+        try:
+            return self._record(key, found, claims.results(found, key, self._api.node), check=False)
+        except Refused as refusal:
+            log.on_change(f"claim {uid}", "a prepared claim is not recovered yet", logging.WARNING, reason=str(refusal))
             return None
-        return self._record(key, found, results, check=False)
 
     # The kubelet's calls.
 
@@ -115,7 +121,7 @@ class Preparer:
         try:
             claims.check(key)
             async with self._lock(key.uid):
-                record = self.records.get(key.uid) or await self._allocated(key)
+                record = await self._allocated(key)
                 await self._change(key.uid, record)
             self.answers["prepared"] += 1
             return record, ""
@@ -139,11 +145,18 @@ class Preparer:
         return ""
 
     async def _allocated(self, key: Key) -> Record:
+        """The present record, unless the claim has ended or has other devices by now, as far as the API server says."""
+        record = self.records.get(key.uid)
         try:
             claim = await self._api.claim(key.namespace, key.name)
         except ApiProblem as problem:
+            if record and not problem.gone:
+                return record
             raise Refused(f"claim {key.text}: it cannot be read: {problem}; the kubelet tries again") from None
-        return self._record(key, claim, claims.results(claim, key, self._api.node))
+        results = claims.results(claim, key, self._api.node)
+        if record and results == tuple(one.result for one in record.devices):
+            return record
+        return self._record(key, claim, results)
 
     def _record(self, key: Key, claim: Any, results: tuple[Result, ...], check: bool = True) -> Record:
         pod = claims.pod(claim, key) if any(result.network for result in results) else ""

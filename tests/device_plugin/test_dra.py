@@ -319,6 +319,8 @@ def test_claims_are_prepared_once_and_each_has_its_answer(base, node, kubelet, a
         told = json.loads((base / mount["hostPath"]).read_text().splitlines()[0])["requests"][0]["devices"][0]
         assert (told["name"], told["attributes"]["name"]) == (f"{DOWN}-u00", {"string": "mlx5_1"})
         assert driver.prepare(pair, single)["uid-pair"] == answer["uid-pair"], "a second time the same"
+        api.allocate("single", {"r": f"{UP}-u09"})
+        assert [one.device_name for one in driver.prepare(single)["uid-single"].devices] == [f"{UP}-u09"], "anew"
         assert checkpointed(base) == ["uid-pair", "uid-single"]
         unknown = ("default", "never", "uid-never")
         assert {one.error for one in driver.unprepare(pair, unknown).values()} == {""}
@@ -438,6 +440,7 @@ def test_a_damaged_or_older_spec_is_made_anew_from_the_claim(base, node, kubelet
         del older["annotations"][claimspecs.DEVICES]
         path.write_bytes(json.dumps(older).encode() if damage is None else damage)
     del api.claims[claims[1][:2]]
+    (base / "cdi" / f"{claimspecs.file('uid-killed')}.new").touch()
     with dra(base, node, api) as plugin:
         kept = ["uid-c0", "uid-c2"] if damage is None else ["uid-c2"]
         assert plugin.until(lambda: specs(base) == [claimspecs.file(uid) for uid in kept]), "what ended leaves no file"

@@ -258,9 +258,11 @@ def test_the_spec_of_a_claim_that_ends_does_not_come_back(tmp_path, monkeypatch)
     assert os.listdir(tmp_path / "cdi") == []
 
 
-def found(uid=KEY.uid, reserved=True, **more):
+def found(uid=KEY.uid, reserved=True, pool="node1", config=(), **more):
     status = {"reservedFor": [{"resource": "pods", "name": "p", "uid": "p"}]} if reserved else {}
-    return {"metadata": {"uid": uid, **more}, "status": status}
+    results = [{"driver": devices.DRIVER, "pool": pool, "device": "mlx5-0-u00", "request": "r"}]
+    allocated = {"allocation": {"devices": {"results": results, "config": list(config)}}}
+    return {"metadata": {"uid": uid, **more}, "status": {**status, **allocated}}
 
 
 @pytest.mark.parametrize(("answer", "kept"), [
@@ -269,6 +271,8 @@ def found(uid=KEY.uid, reserved=True, **more):
     (found(reserved=False), False),
     (found(reserved=False, deletionTimestamp="2026-11-26T00:00:00Z"), False),
     (found(uid="another"), False),
+    (found(pool="node2"), False),
+    (found(config=[{"opaque": {"driver": devices.DRIVER}}]), True),  # parameters of a newer version
     (ApiProblem("gone", 404, gone=True), False),
     (ApiProblem("no such type", 404), True),
     (ApiProblem("no answer"), True),
@@ -291,6 +295,8 @@ def test_a_prepared_claim_ends_where_the_api_server_says_so(tmp_path, answer, ke
         await preparer.keep()
         try:
             await preparer.compare()
+            preparer._unknown = {KEY.uid: KEY}
+            await preparer.rebuild()
         except ApiProblem:
             assert kept
         files.close()
