@@ -39,10 +39,21 @@ _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
 _CLOSED = {
     "vendors": (r"[0-9a-f]{4}\Z", "4 lower case digits"),
     "deviceIDs": (r"[0-9a-f]{4}\Z", "4 lower case digits"),
-    "drivers": (r"(?!mlx[45]\Z)", "the name in lspci -k, such as mlx5_core"),
-    "ifNames": (r"(?!mlx[45]_\d+\Z)[^*?[]+\Z", "an interface; extraSelectors has patterns, and rdmaDevices for HCAs"),
+    # Not the modules that create RDMA devices: they bind to no PCI function.
+    "drivers": (
+        r"(?!(|mlx[45](_ib)?|mlx4_en|irdma|bnxt_re|qedr|iw_cxgb4|ib_core|vfio-pci)\Z)",
+        "the name in lspci -k, such as mlx5_core",
+    ),
+    "ifNames": (
+        r"(?!mlx[45]_\d+\Z)[^*?[\s:/#]{1,15}\Z",
+        "an interface; extraSelectors has patterns, and rdmaDevices for HCAs",
+    ),
     "linkTypes": (r"(ether|infiniband|loopback)\Z", "ether or infiniband"),
-    "pciAddresses": (r"(?!.*[A-Z])([*?[]|.*:.*:)", "lower case, with the domain, such as 0000:18:00.0"),
+    "rdmaDevices": (r"[^:/\s]+\Z", "an HCA without a port, such as mlx5_0"),
+    "pciAddresses": (
+        r"(?!.*[A-Z])([0-9a-f]{,3}[*?[]|[0-9a-f]{4,}:.*([*?[]|\.[0-7]\Z))",
+        "lower case, with domain and function, such as 0000:18:00.0",
+    ),
 }
 _PKEY = re.compile(r"(0[xX])?[0-9a-fA-F]{1,4}\Z")
 
@@ -247,8 +258,10 @@ class _Entry:
                 f"error: Invalid value for rdmaHcaMax: {entry['rdmaHcaMax']}{self._of()}; the list of devices has to "
                 f"fit into one message to the kubelet, which holds {MAX_DEVICES}"
             )
-        else:
+        elif entry["rdmaHcaMax"]:
             self._message(entry)
+        else:
+            self.warnings.append(f"rdmaHcaMax is 0 or absent: no device is advertised{self._of()}")
         selectors, extra = self._selectors(entry)
         self.pool = Pool(
             name=self.name,
@@ -331,7 +344,7 @@ class _Entry:
                 f'the new "selectors" field{self._of()}'
             )
         for key, (pattern, wanted) in _CLOSED.items():
-            for value in more.get(key, ()) if key == "pciAddresses" else given.get(key, ()):
+            for value in (given if key in Selectors._fields else more).get(key, ()):
                 if not re.match(pattern, value):
                     self.warnings.append(f'{key} "{value}" matches nothing: wanted {wanted}{self._of()}')
         return Selectors(**given), extra

@@ -66,7 +66,7 @@ def test_keys_in_any_case():
 
 
 def test_unknown_keys_are_ignored_and_strict_refuses_them():
-    text = '{"configList":[{"resourceName":"a","selectors":{"vendors":["15b3"],"speed":["1"]},"x":{}}],"y":1}'
+    text = '{"configList":[{"resourceName":"a","rdmaHcaMax":1,"selectors":{"drivers":["a"],"speed":[]},"x":{}}],"y":1}'
     config = load(text.encode())
     assert [warning.split(":")[0] for warning in config.warnings] == [
         "unknown key configList[0].selectors.speed",
@@ -106,10 +106,14 @@ def test_half_a_surrogate_pair_can_be_printed():
 def test_pci_ids_that_can_match_nothing_are_warned_of():
     config = load(document(entry(selectors={"vendors": ["15B3", "0x15b3", "15b3"]})))
     assert [warning.split()[1] for warning in config.warnings] == ['"15B3"', '"0x15b3"']
-    given = {"linkTypes": ["ethernet", "ether"], "ifNames": ["ens*", "mlx5_0", "ens8f0np0"], "drivers": ["mlx5"]}
-    config = load(document(entry(selectors=given, extraSelectors={"pciAddresses": ["0000:3B:00.0", "0000:3b:*"]})))
-    wrong = ['"mlx5"', '"ens*"', '"mlx5_0"', '"ethernet"', '"0000:3B:00.0"']
+    given = {"linkTypes": ["ethernet", "ether"], "ifNames": ["ens*", "mlx5_0", "enp194s0f0np0-alt", "ens8f0np0"]}
+    given |= {"drivers": ["mlx5", "mlx5_ib", "mlx5_core"]}
+    extra = {"pciAddresses": ["0000:3B:00.0", "0000:3b:00", "18:*", "000[01]:*", "0000:3b*", "0000:3b:00.1"]}
+    config = load(document(entry(selectors=given, extraSelectors={**extra, "rdmaDevices": ["mlx5_0:1", "mlx5_[01]"]})))
+    wrong = ['"mlx5"', '"mlx5_ib"', '"ens*"', '"mlx5_0"', '"enp194s0f0np0-alt"', '"ethernet"', '"mlx5_0:1"']
+    wrong += ['"0000:3B:00.0"', '"0000:3b:00"', '"18:*"']
     assert [warning.split()[1] for warning in config.warnings] == wrong
+    assert "rdmaHcaMax" in load(document(entry(count=0))).warnings[0]
 
 
 @pytest.mark.parametrize(("key", "told"), [("resourceList", True), ("RESOURCELIST", True), ("other", False)])
