@@ -335,14 +335,20 @@ def members(pool: Pool, inventory: Inventory) -> tuple[Hca, ...]:
 
 def moved(pool: Pool, inventory: Inventory) -> str:
     """Where an empty pool's interfaces went: an HCA exists without any; empty if there is none."""
-    names = [*pool.selectors.ifNames, *pool.extra.ifNames]
-    bare = [hca for hca in inventory.hcas if not hca.netdevs and not hca.software and hca.network_class]
-    if not names or not bare or members(pool, inventory):
+    chosen, kinds = pool.selectors, pool.selectors.linkTypes
+    names = [*chosen.ifNames, *pool.extra.ifNames]
+    rest = pool._replace(selectors=chosen._replace(ifNames=(), linkTypes=()), extra=pool.extra._replace(ifNames=()))
+    bare = [hca for hca in inventory.hcas if not hca.netdevs and not hca.software and unselected(rest, hca) is None]
+    layers = {"ether": "Ethernet", "infiniband": "InfiniBand"}
+    layered = [hca for hca in bare if {layers.get(kind) for kind in kinds} & {port.link_layer for port in hca.ports}]
+    bare = layered if kinds else bare
+    if not (names or kinds) or not bare or members(pool, inventory):
         return ""
+    ipoib = any(port.link_layer == "InfiniBand" for hca in bare for port in hca.ports)
     return (
-        f"{pool.resource}: no device: the node has no interface {', '.join(names)}, and "
-        f"{', '.join(hca.label for hca in bare)} has none: it is in another network namespace, where host-device moves "
-        "it for a pod; select by extraSelectors.pciAddresses"
+        f"{pool.resource}: no device: the node has no interface {', '.join([*names, *kinds])}, and "
+        f"{', '.join(hca.label for hca in bare)} has none: {'ib_ipoib is not loaded, or ' if ipoib else ''}it is in "
+        "another network namespace, where host-device moves it for a pod; select by extraSelectors.pciAddresses"
     )
 
 

@@ -50,6 +50,9 @@ def card(name="mlx5_0", **more):
     ({"extraSelectors": {"ifNames": ["eth*"]}}, [card(netdevs=())], True),
     ({"selectors": {"ifNames": ["eth0"]}}, [card(netdevs=()), card("mlx5_1")], False),  # others are left
     ({"selectors": {"ifNames": ["eth9"]}}, [card()], False),  # a name that never existed
+    ({"selectors": {"linkTypes": ["ether"]}}, [card(netdevs=(), link_types=("",))], True),
+    ({"selectors": {"linkTypes": ["infiniband"]}}, [card(netdevs=(), link_types=("",))], False),
+    ({"selectors": {"vendors": ["8086"], "ifNames": ["eth0"]}}, [card(netdevs=())], False),  # another card
     ({"extraSelectors": {"pciAddresses": ["0000:01:00.0"]}}, [card(netdevs=())], False),
 ])  # fmt: skip
 def test_an_interface_that_a_pod_has_taken_is_missed(selectors, there, told):
