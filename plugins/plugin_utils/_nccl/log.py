@@ -1,7 +1,8 @@
 """What a log of nccl-tests with NCCL_DEBUG=INFO says: transport, GPUDirect RDMA, HCAs, bandwidth, errors.
 
 Pure. The lines are those of NCCL 2.12 to 2.28 (src/transport/net_ib.cc, later net_ib/init.cc; src/transport/net.cc;
-src/init.cc) and of nccl-tests (src/common.cu), plain or after the prefix of mpirun --tag-output.
+src/init.cc) and of nccl-tests (src/common.cu), plain or after the prefixes of mpirun --tag-output (Open MPI 4 and 5),
+srun --label and kubectl logs.
 """
 
 import re
@@ -9,7 +10,9 @@ import re
 from ...module_utils._core import text as core_text
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 
-_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")
+_TAG = re.compile(
+    r"^(?:\[[^]\s]*,\d+\]<std(?:out|err)>:\s?|\s*\d+: |\[pod/\S+\] |\d{4}-\d\d-\d\dT\S+(?:Z|[+-]\d\d:\d\d) )+"
+)
 # From 2.26 on a warning begins with its time (NCCL_DEBUG_TIMESTAMP_LEVELS).
 _LINE = re.compile(
     r"^(?:\[[^]]*\] )?(?P<host>[^\s:]+):(?P<pid>\d+):\d+ \[\d+\] (?:\S+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)$"
@@ -21,9 +24,10 @@ _DEVICE = re.compile(r"\[(\d+)\]([^\s/:]+):(\d+)/(IB|RoCE)")
 _VIRTUAL = re.compile(r"^NET/IB : Made virtual device \[(\d+)\] name=(\S+)")
 _CHANNEL = re.compile(
     r"^Channel \d+(?:/\d+)? ?: \d+\[\w+\] -> \d+\[\w+\] \[(?:send|receive)\] "
-    r"via NET/(.+?)/(\d+)(?:\(\d+\))?((?:/\w+)*)$"
+    r"via NET/(.+?)/(\d+)(?:\(\d+\))?((?:/\w+(?:\(\w+\))?)*)$"
 )
-_GDR = re.compile(r"GPU Direct RDMA (?:\(DMABUF\) )?(enabled|disabled) for HCA \d+ '([^']+)'", re.IGNORECASE)
+# HPC-X's plugin leaves the last quote out.
+_GDR = re.compile(r"GPU Direct RDMA (?:\([^)]*\) )?(enabled|disabled) for HCA \d+ '([^']+)", re.IGNORECASE)
 _GID_INDEX = re.compile(r"NCCL_IB_GID_INDEX set by environment to (\S+?)\.?$")
 _AVERAGE = re.compile(r"^# Avg bus bandwidth\s*:\s*([0-9.]+)")
 _WRONG = re.compile(r"^# Out of bounds values\s*:\s*(\d+)")
@@ -93,8 +97,8 @@ def _info(host: str, text: str, parsed: dict) -> None:
         parsed["virtual"].setdefault(host, {})[int(virtual[1])] = virtual[2].split("+")
     channel = _CHANNEL.match(text)
     if channel:
-        network, index, tail = channel[1], int(channel[2]), channel[3].split("/")
-        parsed["channels"].append({"host": host, "network": network, "index": index, "gdr": "GDRDMA" in tail})
+        network, index = channel[1], int(channel[2])
+        parsed["channels"].append({"host": host, "network": network, "index": index, "gdr": "/GDRDMA" in channel[3]})
     gdr = _GDR.search(text)
     if gdr and "Socket" not in text:
         parsed["gdr"][(host, gdr[2])] = gdr[1].lower() == "enabled"

@@ -191,9 +191,10 @@ def test_a_healthy_log_passes_and_names_what_it_found():
     assert log.used_hcas(parsed) == {"worker0": ["mlx5_0", "mlx5_1"], "worker1": ["mlx5_0", "mlx5_1"]}
     assert checks["nccl:bandwidth"]["seen"] == "92.49 GByte/s at 8589934592 bytes, 47.4509 on average over all sizes"
     assert checks["nccl:gpudirect"]["seen"] == "on 4 connections"
-    # The prefix of mpirun changes nothing.
-    tagged = "\n".join(f"[1,0]<stdout>:{line}" for line in HEALTHY.splitlines())
-    assert log.parse(tagged) == parsed
+    # The prefix of mpirun, srun or kubectl changes nothing.
+    prefixes = ["[1,0]<stdout>:", "[prterun-gpu1-39@1,0]<stdout>: ", "3: ", "[pod/a-0/worker] 2026-05-05T06:16:47.1Z "]
+    for prefix in prefixes:
+        assert log.parse("\n".join(prefix + line for line in HEALTHY.splitlines())) == parsed
 
 
 TCP = """\
@@ -233,7 +234,9 @@ def over(network, index, gdr):
     # 2.12: 00/0; a proxy of another rank; shared buffers
     ("Channel 02/0 : 11[3] -> 2[2] [send] via NET/IB/5(4)/GDRDMA", "channels", over("IB", 5, True)),
     ("Channel 00/1 : 1[1] -> 8[0] [receive] via NET/IB/0/GDRDMA/Shared", "channels", over("IB", 0, True)),
+    ("Channel 00/0 : 1[1] -> 8[0] [send] via NET/IB/0/GDRDMA(PCI)/Shared", "channels", over("IB", 0, True)),
     # plugins
+    ("NET/IB : GPU Direct RDMA (nvidia-peermem) enabled for HCA 0 'mlx5_0", "gdr", {("w0", "mlx5_0"): True}),
     ("Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IBext_v8/2/GDRDMA", "channels", over("IBext_v8", 2, True)),
     ("Channel 00/0 : 1[0] -> 0[0] [receive] via NET/NCCL RDMA Plugin v10/0", "channels",
      over("NCCL RDMA Plugin v10", 0, False)),
