@@ -31,7 +31,7 @@ NETWORK = re.compile(r"rail[0-9]{1,4}")
 CONTAINER = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]*")
 VERSIONS = ["0.3.0", "0.3.1", "0.4.0", "1.0.0"]
 # Codes of the specification; those from 100 are a plugin's.
-UNSUPPORTED, INVALID, FAILED = 4, 7, 100
+UNSUPPORTED, UNREADABLE, INVALID, FAILED = 4, 5, 7, 100
 
 
 class Problem(Exception):
@@ -175,8 +175,9 @@ def main() -> int:
             delete(options)
         elif command != "CHECK":
             raise Problem(UNSUPPORTED, f"CNI_COMMAND: wanted ADD, DEL, CHECK or VERSION, seen {command[:100]!r}")
-    except Problem as problem:
-        code, text = problem.args
+    except (Problem, OSError) as problem:
+        seen = f"rdma-claim {command}: {problem}; correct that on the node, the kubelet tries again"
+        code, text = problem.args if isinstance(problem, Problem) else (UNREADABLE, seen)
         say({"cniVersion": version, "code": code, "msg": text})
         return 1
     return 0

@@ -593,9 +593,11 @@ def test_what_cannot_be_released_is_tried_with_the_next_pod(claims):
     ("", "c1", "uid-1", rdma_claim.INVALID),
     ("rail0", "../c1", "uid-1", rdma_claim.INVALID),
     ("rail2", "c1", "uid-1", rdma_claim.FAILED),
+    ("rail1", "c1", "uid-1", rdma_claim.UNREADABLE),
 ])  # fmt: skip
 def test_no_network_and_no_file_for_what_is_none(claims, networks, container, pod, code):
     claims.network("rail2", {"type": "../bin/macvlan"})
+    (claims.folder / "bin/macvlan").write_text("\0 of another architecture")
     claims.claim("a", "uid-1", networks)
     exited, answer, calls = claims.run("ADD", container, pod)
     assert (exited, answer.get("code", 0), calls) == (int(code > 0), code, [])
