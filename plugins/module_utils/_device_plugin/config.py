@@ -119,7 +119,8 @@ def interfaces(entry: dict) -> list[str]:
 
 def _selectors(entry: dict) -> dict[str, list]:
     own = keys(entry)
-    return _lists(own.get("selectors")) or _lists({"ifnames": own.get("devices")})
+    given = _lists(own.get("selectors"))
+    return given if any(given.values()) else _lists({"ifnames": own.get("devices")})
 
 
 def _lists(given) -> dict[str, list]:
