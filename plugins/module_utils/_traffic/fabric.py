@@ -45,7 +45,7 @@ def parse(tool: str, code: int, output: str, seconds: int) -> dict:
         ok = code == 0 and pings == PINGS
         said = complaint(output) or f"{pings} of {PINGS} pings answered, exit code {code}"
         return {"ok": ok, "error": None if ok else said}
-    row = re.search(r"^\s*\d+\s+(\d+)\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$", output, re.MULTILINE)
+    row = re.search(r"^\s*\d+\s+(\d+)\s+\S+\s+(-?(?:[\d.]+|inf|nan))\s+\S+\s*$", output, re.MULTILINE)
     if code != 0 or row is None:
         return {"ok": False, "error": complaint(output) or f"no result line, exit code {code}"}
     writes, value = int(row.group(1)), float(row.group(2))
@@ -54,8 +54,8 @@ def parse(tool: str, code: int, output: str, seconds: int) -> dict:
     # perftest counts 2**20 bytes per MB and 10**9 bits per Gb.
     gbps = value if "BW average[Gb/sec]" in output else value * 2**20 * 8 / 1e9
     note = None
-    if value == 0:
-        # If the CPU clock is unreliable (emulation) perftest divides by zero.
+    if not 0 < value < float("inf"):
+        # If the CPU clock is unreliable (emulation, cores that differ) perftest divides by zero or goes back in time.
         gbps = writes * _MESSAGE * 8 / seconds / 1e9
         note = f"counted: {writes} writes in {seconds} s, because ib_write_bw could not trust the CPU clock"
     return {

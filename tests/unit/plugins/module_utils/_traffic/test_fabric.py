@@ -83,6 +83,8 @@ def test_pings_and_writes_are_counted_and_gigabits_taken_as_they_are():
     output = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
     output += " 65536      3725840          0.00               390.68             0.745\n"
     assert fabric.parse("ib_write_bw", 0, output, 5)["gbps"] == 390.68
+    for odd in ("-41.27", "-nan", "inf"):
+        assert fabric.parse("ib_write_bw", 0, output.replace("390.68", odd), 5)["gbps"] == 390.683
 
 
 def test_a_process_that_took_over_the_number_is_not_killed():
