@@ -21,12 +21,15 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _CHECK = 10.0  # seconds between looks at the kubeconfig file
 
 
-# What an HTTP status means here; 0 without an answer.
-_ADVICE = {
+# What an HTTP status means here, 0 without an answer; and a missing object.
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+_ADVICE: dict[Any, str] = {
+    _UNTRUSTED: " (see the CA of the credential, and the node's clock)",
+    "get node": " (is -node-name that of the Node object?)",
     0: " (is the API server up?)",
     401: " (the credential is not accepted: see -kubeconfig)",
     403: f" (the plugin's ClusterRole and its binding are missing, or the credential is of another node: {DRIVER})",
-    404: " (gone, or the cluster has no resource.k8s.io/v1: Kubernetes 1.34 or newer is needed)",
+    404: " (the cluster has no resource.k8s.io/v1: Kubernetes 1.34 or newer is needed)",
 }
 
 
@@ -143,8 +146,9 @@ class Api:
         if code in (0, 401):
             self._stamp, self._checked = None, 0.0  # certificates and tokens rotate: read them again
         detail = str(error).strip().partition("\n")[0] or type(error).__name__
-        named = getattr(getattr(status, "details", None), "name", None)
-        return ApiProblem(f"{what}: {detail}{_ADVICE.get(int(code), '')}", int(code), gone=code == 404 and bool(named))
+        gone = code == 404 and bool(getattr(getattr(status, "details", None), "name", None))
+        advice = _ADVICE.get(_UNTRUSTED if _UNTRUSTED in detail else what if gone else int(code), "")
+        return ApiProblem(f"{what}: {detail}{advice}", int(code), gone)
 
 
 def _stamp(kubeconfig: str) -> Any:

@@ -237,6 +237,7 @@ def test_it_converges_whatever_happens_to_the_slices(base, node, kubelet, api, t
 
 def test_the_slices_of_another_node_are_out_of_reach(base, node, kubelet, api):
     with dra(base, node, api, node_name="node2") as plugin:
+        assert plugin.until(lambda: any("-node-name" in line for line in plugin.problems())), plugin.problems()
         api.nodes["node2"] = {"metadata": {"name": "node2", "uid": "uid-of-node2"}}
         assert plugin.until(lambda: any("ClusterRole" in line for line in plugin.problems())), plugin.problems()
         assert api.slices == {}
