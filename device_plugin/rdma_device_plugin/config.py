@@ -155,6 +155,15 @@ class Config(NamedTuple):
     refused: tuple[str, ...] = ()
 
 
+# Where the content of keys belongs that are in the wrong place, or those of another plugin.
+_SRIOV = "the SR-IOV network device plugin's, here it is"
+_ELSEWHERE = {
+    **{name.lower(): f"here it is extraSelectors.{name}" for name in ExtraSelectors._fields},
+    **{name.lower(): f"here it is selectors.{name}" for name in Selectors._fields},
+    "resourcelist": f"{_SRIOV} configList",
+    "pfnames": f"{_SRIOV} selectors.ifNames",
+    "rootdevices": f"{_SRIOV} extraSelectors.pciAddresses",
+}
 _STRINGS = (listing(text, str), list)
 _CHOICE = (text, str)
 _SELECTORS = struct(dict.fromkeys(Selectors._fields, _STRINGS))
@@ -206,12 +215,8 @@ def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
         raise ConfigError([f"not valid JSON: {error}"]) from None
     if problems:
         raise ConfigError(problems)
-    unknown = [f"unknown key {path}" for path in unknown]
-    # Keys of the SR-IOV plugin's selectors, which the Go plugin does not have.
-    unknown = [
-        f"{key} (extraSelectors has it)" if key.rpartition("selectors.")[2] in ExtraSelectors._fields else key
-        for key in unknown
-    ]
+    places = [(path, _ELSEWHERE.get(path.rpartition(".")[2].lower())) for path in unknown]
+    unknown = [f"unknown key {path}" + (f" ({place})" if place else "") for path, place in places]
     warnings = [] if strict else [f"{key}: ignored" for key in unknown]
     problems += unknown if strict else []
 
@@ -224,16 +229,15 @@ def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
             f"to {MAX_INTERVAL} seconds"
         )
     if not document["configList"]:
-        given = next((key for key in unknown if key.rpartition(" ")[2].lower() == "resourcelist"), "")
-        why = " (resourceList is the key of the SR-IOV network device plugin, here it is configList)" if given else ""
-        problems.append(f"no resources configuration found: configList is empty or absent{why}")
+        problems.append("no resources configuration found: configList is empty or absent")
     seen: set[str] = set()
     entries = [_Entry(entry or _ENTRY(gojson.Decoder(), None, None, ""), seen) for entry in document["configList"]]
     pools = [entry.pool for entry in entries if not entry.refusals]
     refused = [line for entry in entries for line in entry.refusals] if lenient and pools else []
     problems += [line for entry in entries for line in entry.problems if line not in refused]
     if problems:
-        raise ConfigError(problems)
+        # Something is missing that an unknown key may have been meant for.
+        raise ConfigError(problems if strict else problems + unknown)
     warnings += [line for entry in entries for line in entry.warnings]
     return Config(pools=tuple(pools), interval=interval, warnings=tuple(warnings), refused=tuple(refused))
 

@@ -116,10 +116,14 @@ def test_pci_ids_that_can_match_nothing_are_warned_of():
     assert "rdmaHcaMax" in load(document(entry(count=0))).warnings[0]
 
 
-@pytest.mark.parametrize(("key", "told"), [("resourceList", True), ("RESOURCELIST", True), ("other", False)])
-def test_the_list_of_another_plugin_is_named(key, told):
-    (problem,) = problems(json.dumps({key: [{"resourceName": "a"}]}).encode())
-    assert ("resourceList" in problem) is told
+@pytest.mark.parametrize(("given", "place"), [
+    ({"RESOURCELIST": [{"resourceName": "a"}]}, "here it is configList)"),
+    ({"configList": [entry(selectors={"pfNames": ["ens1f0"]})]}, "here it is selectors.ifNames)"),
+    ({"configList": [{"resourceName": "a", "vendors": ["15b3"]}]}, "(here it is selectors.vendors)"),
+    ({"resources": []}, "resources"),
+])  # fmt: skip
+def test_a_key_of_another_plugin_or_place_is_named(given, place):
+    assert problems(json.dumps(given))[-1].endswith(place)
 
 
 # Refused configs.
