@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import time
+import zlib
 from typing import Any, Optional
 from urllib.parse import quote
 
@@ -49,7 +50,8 @@ def answers(path: str) -> bool:
 def hidden(directory: str, name: str, generation: int) -> str:
     """The path at which a socket is first bound. The kubelet's watcher skips names with a leading dot."""
     path = f"{directory}/.{name}.{generation}"
-    return path if len(os.fsencode(path)) <= MAX_PATH else f"{directory}/.{os.getpid():x}.{generation:x}"
+    short = f"{directory}/.{zlib.crc32(name.encode()):x}.{os.getpid():x}.{generation:x}"
+    return path if len(os.fsencode(path)) <= MAX_PATH else short
 
 
 class Silence:

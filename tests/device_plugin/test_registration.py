@@ -381,6 +381,7 @@ def test_hidden_names_fit_into_a_socket_address():
     assert sockets.hidden(directory, "a.sock", 3) == f"{directory}/.a.sock.3"
     for name in ("x" * 63 + ".sock", "y" * 90):
         assert len(sockets.hidden(directory, name, 12345)) <= sockets.MAX_PATH
+    assert sockets.hidden(directory, "x" * 90, 1) != sockets.hidden(directory, "y" * 90, 1)
 
 
 def test_a_missing_interface_is_reported():
