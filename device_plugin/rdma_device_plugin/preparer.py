@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Callable, Optional
 
@@ -40,7 +39,6 @@ class Preparer:
         stale: Callable[[], None] = lambda: None,
     ):
         self.records: dict[str, Record] = {}
-        self.answers: Counter[str] = Counter()
         self.error = ""
         self.devices: tuple[Device, ...] = ()
         self.inventory = Inventory()
@@ -123,10 +121,8 @@ class Preparer:
             async with self._lock(key.uid):
                 record = await self._allocated(key)
                 await self._change(key.uid, record)
-            self.answers["prepared"] += 1
             return record, ""
         except (Refused, ApiProblem) as error:
-            self.answers["refused"] += 1
             text = str(error)
             log.on_change(f"claim {key.uid[:64]}", "claim not prepared", logging.WARNING, reason=text)
             return Record(key), text
@@ -141,7 +137,6 @@ class Preparer:
             except Refused as refusal:
                 return f"claim {key.text}: {refusal}"
         log.forget(f"claim {key.uid}")
-        self.answers["unprepared"] += 1
         return ""
 
     async def _allocated(self, key: Key) -> Record:
@@ -171,10 +166,11 @@ class Preparer:
     def _device(self, result: Result, key: Key) -> Device:
         device = devices.find(result.device, self.devices)
         if device is None:
-            names = ", ".join(sorted(device.name for device in self.devices)[:10]) or "none"
+            names = ", ".join(sorted(device.name for device in self.devices)[:10])
+            removed = f"it has {names}. Was its HCA removed? Delete the pod, it will be rescheduled"
             raise Refused(
-                f"claim {key.text}: device {claims.shown(result.device)} is not on this node any more; it has {names}. "
-                "Was its HCA removed? Delete the pod, it will be rescheduled"
+                f"claim {key.text}: device {claims.shown(result.device)} is not on this node any more; "
+                + (removed if names else "it has none. Its driver may not be loaded yet; the kubelet tries again")
             )
         return device
 
