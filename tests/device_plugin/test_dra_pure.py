@@ -259,10 +259,11 @@ def test_the_spec_of_a_claim_that_ends_does_not_come_back(tmp_path, monkeypatch)
 
 
 def found(uid=KEY.uid, reserved=True, pool="node1", config=(), **more):
-    status = {"reservedFor": [{"resource": "pods", "name": "p", "uid": "p"}]} if reserved else {}
     results = [{"driver": devices.DRIVER, "pool": pool, "device": "mlx5-0-u00", "request": "r"}]
-    allocated = {"allocation": {"devices": {"results": results, "config": list(config)}}}
-    return {"metadata": {"uid": uid, **more}, "status": {**status, **allocated}}
+    made = claim_of(results, list(config))
+    made["metadata"].update(more, uid=uid)
+    made["status"]["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "p"}] if reserved else []
+    return made
 
 
 @pytest.mark.parametrize(("answer", "kept"), [

@@ -226,15 +226,6 @@ def test_which_ports_count(ports, states, healthy):
     assert pools.hca_healthy(Health(ports), states) is healthy
 
 
-def test_port_states_of_what_is_gone_are_unknown(laid_out):
-    tree = Tree(str(laid_out("gh200-cx7-roce")))
-    assert pools.port_states(tree, (("mlx5_0", 1), ("mlx5_1", 1), ("gone", 1))) == {
-        ("mlx5_0", 1): "ACTIVE",
-        ("mlx5_1", 1): "DOWN",
-        ("gone", 1): None,
-    }
-
-
 # --- units and their HCAs ---------------------------------------------------------------------------------------------
 
 
