@@ -10,6 +10,7 @@ reboot the folder is empty, because no container runs, and the kubelet prepares 
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -137,7 +138,8 @@ def sweep(directory: str) -> None:
     for path in glob.glob(f"{glob.escape(directory)}/{file('*').removesuffix('.json')}"):
         alone = path.endswith(".metadata") and not os.path.exists(f"{path.rpartition('_')[0]}.json")
         if alone or path.endswith(".new"):
-            cdi.remove_file(path)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def load(directory: str) -> tuple[dict[str, Record], dict[str, Optional[Key]]]:

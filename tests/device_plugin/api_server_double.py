@@ -183,8 +183,6 @@ class ApiServer:
             return self._create(copy.deepcopy(body), query.get("dryRun") == "All")
         if name not in self.slices:
             raise Refusal(404, "NotFound", f'resourceslices.resource.k8s.io "{name}" not found')
-        if method == "GET":
-            return self.slices[name]
         if method == "DELETE":
             self._delete(name)
             return {"kind": "Status", "status": "Success"}

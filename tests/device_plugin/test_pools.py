@@ -136,7 +136,6 @@ def test_a_software_hca_lies_where_its_nic_does(laid_out):
 @pytest.mark.parametrize(("layer", "missing", "code"), [
     ("Ethernet", {"umad": ()}, None),
     ("InfiniBand", {"umad": ()}, "no-umad"),
-    ("Unknown", {"umad": ()}, None),
     ("Ethernet", {"uverbs": ()}, "no-uverbs"),
     ("Ethernet", {"issm": ()}, None),
 ])  # fmt: skip
