@@ -158,10 +158,12 @@ class ActionModule(ActionBase):
         nodes = _read_of(task_vars, args["hosts"], args["read_since"])
         run = self._run_of(args, nodes, task_vars)
         planned = plan.plan(nodes, run)
-        planned = plan.with_findings(planned, [*planned["findings"], *self._unwritable(args, nodes, task_vars)])
+        found, warned = device_plugin.checked(planned, nodes)
+        found += self._unwritable(args, nodes, task_vars)
+        planned = plan.with_findings(planned, [*planned["findings"], *found])
         if plan.HOST_LAYER not in args["roles"] and PLANNED in task_vars:
             planned = plan.merged(task_vars[PLANNED], planned, args["answered"])
-        notes = [] if planned["findings"] else planned["notes"]
+        notes = [] if planned["findings"] else [*planned["notes"], *warned]
         return {"changed": False, **planned, "warnings": terminal.warnings(notes)}
 
     def _unwritable(self, args, nodes, task_vars):

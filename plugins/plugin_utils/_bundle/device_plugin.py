@@ -15,8 +15,8 @@ import zipfile
 
 from ...module_utils._bundle import plugin_image
 from ...module_utils._core import files
-from ...module_utils._core.change import Refused
-from ...module_utils._device_plugin.config import PLUGIN
+from ...module_utils._core.change import Refused, at
+from ...module_utils._device_plugin.config import PLUGIN, RAILS
 from . import folder
 
 MAIN = """\
@@ -48,8 +48,24 @@ def supply(given: dict) -> folder.Supply:
     return folder.Supply(options, {CODE: code, **{name: pathlib.Path(wheel_dir, name) for name in wheels}}, _there)
 
 
-def check_config(code: bytes, text: str, api: str) -> None:
-    """Refused if the plugin that is about to be installed rejects a config."""
+def checked(planned: dict, nodes: list[dict]) -> tuple[list[dict], list[str]]:
+    """(findings, warnings) of the plugin about the configs in a plan that are not made from rails."""
+    given: dict[tuple, list[str]] = {}
+    for node in nodes:
+        made = planned["hosts"][node["host"]].get("device_plugin", {}).get("config")
+        if made and node["variables"]["device_plugin_resources"] != RAILS:
+            given.setdefault((made, node["variables"]["device_plugin_api"]), []).append(node["host"])
+    found, warnings = [], []
+    for config, hosts in given.items():
+        try:
+            warnings += check_config(archive(COLLECTION), *config)
+        except Refused as refused:
+            found += [{**row, "role": "device_plugin"} for row in at(", ".join(hosts), refused.findings)]
+    return found, list(dict.fromkeys(warnings))
+
+
+def check_config(code: bytes, text: str, api: str) -> list[str]:
+    """Warnings of the plugin that is about to be installed about a config. Refused if it rejects it."""
     with tempfile.TemporaryDirectory(prefix="rdma-device-plugin-") as scratch:
         program, path = os.path.join(scratch, CODE), os.path.join(scratch, "config.json")
         files.write(program, code)
@@ -57,14 +73,15 @@ def check_config(code: bytes, text: str, api: str) -> None:
         mode = [] if api == PLUGIN else ["-mode", api]
         command = [sys.executable, "-I", "-B", program, "check-config", "-strict", *mode, path]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.defpath})
+    said = [line.replace(f"{path}: ", "") for line in done.stderr.splitlines()]
     if done.returncode:
-        said = [line.replace(f"{path}: ", "") for line in done.stderr.splitlines() if "warning:" not in line]
         raise Refused.because(
             "variable device_plugin_resources",
             "a config that the plugin accepts (check-config -strict)",
             " | ".join(said),
             "correct it where it is set (inventory, group_vars or -e); docs/device-plugin.md lists the keys",
         )
+    return [f"device_plugin_resources: {line.partition('warning: ')[2]}" for line in said if "warning: " in line]
 
 
 def _there(contents: dict) -> dict:

@@ -92,6 +92,8 @@ def test_the_role_and_its_settings_apply_what_kustomize_and_its_components_make(
 
 def test_the_objects_of_component_dra_are_those_of_the_role():
     given = list(yaml.safe_load_all((DEPLOY / "components/dra/objects.yaml").read_text()))
+    for one in given:
+        one["metadata"]["labels"] = objects.LABELS
     settings = {"in_pods": True, "namespace": "kube-system", "extended_resources": True}
     assert given == dra.objects([{"name": "any", "rails": {}}], settings)
 
@@ -229,6 +231,7 @@ MISSPELT = {"resourceName": "a", "rdmaHcaMax": 1, "selecters": {"vendors": ["15b
     [
         ({**WRONG, "device_plugin_mode": "daemonset"}, [*WRONG, "nowhere"]),
         ({"device_plugin_resources": [MISSPELT]}, ["selecters"]),  # by the plugin's own check
+        ({"device_plugin_resources": [MISSPELT], "device_plugin_mode": "daemonset"}, ["selecters"]),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_changed(place, variables, named):
