@@ -78,32 +78,31 @@ class Preparer:
         """Release prepared claims that ended unnoticed: deleted, recreated, reserved for no pod, or allocated anew.
         ApiProblem: the end of one is unknown, so it stays.
         """
-        for uid, record in list(self.records.items()):
+        for uid in list(self.records):
             async with self._lock(uid):
-                if uid not in self.records:
+                record = self.records.get(uid)
+                if record is None:
                     continue
-                try:
-                    found = await self._api.claim(record.key.namespace, record.key.name)
-                    why = claims.ended(found, record.key, tuple(one.result for one in record.devices))
-                except ApiProblem as problem:
-                    if not problem.gone:
-                        raise
-                    why = "it was deleted"
+                _found, why = await self._ended(record.key, tuple(one.result for one in record.devices))
                 if why:
                     log.warning("a prepared claim is released", claim=record.key.text, uid=uid, reason=why)
                     await self._change(uid, None)
+
+    async def _ended(self, key: Key, before: Optional[tuple[Result, ...]] = None) -> tuple[Any, str]:
+        """(claim, why it has ended), see claims.ended. ApiProblem: unknown."""
+        try:
+            found = await self._api.claim(key.namespace, key.name)
+        except ApiProblem as problem:
+            if not problem.gone:
+                raise
+            return None, "it was deleted"
+        return found, claims.ended(found, key, before)
 
     async def _known_again(self, uid: str, key: Optional[Key]) -> Optional[Record]:
         """None while it cannot be prepared, such as without its HCA: the existing spec is better than nothing."""
         if key is None:
             raise Refused(f"the spec of uid {uid} does not identify its claim")
-        try:
-            found = await self._api.claim(key.namespace, key.name)
-        except ApiProblem as problem:
-            if problem.gone:
-                raise Refused(f"claim {key.text} does not exist any more") from None
-            raise
-        why = claims.ended(found, key)
+        found, why = await self._ended(key)
         if why:
             raise Refused(f"claim {key.text}: {why}")
         try:
