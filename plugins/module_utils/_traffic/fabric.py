@@ -45,7 +45,7 @@ def parse(tool: str, code: int, output: str, seconds: int) -> dict:
         ok = code == 0 and pings == PINGS
         said = complaint(output) or f"{pings} of {PINGS} pings answered, exit code {code}"
         return {"ok": ok, "error": None if ok else said}
-    row = re.search(r"^\s*\d+\s+(\d+)\s+\S+\s+(-?(?:[\d.]+|inf|nan))\s+\S+\s*$", output, re.MULTILINE)
+    row = re.search(r"^\s*\d+\s+(\d+)\s+\S+\s+(-?(?:\d+\.?\d*|inf|nan))\s+\S+\s*$", output, re.MULTILINE)
     if code != 0 or row is None:
         return {"ok": False, "error": complaint(output) or f"no result line, exit code {code}"}
     writes, value = int(row.group(1)), float(row.group(2))

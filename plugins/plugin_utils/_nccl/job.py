@@ -35,7 +35,7 @@ def rail_networks(nodes: list[dict], variables: dict) -> tuple[list[str], str | 
 
 
 def _span(subnets: list[str]) -> str | None:
-    if not subnets:
+    if len({netaddr.IPNetwork(subnet).version for subnet in subnets}) != 1:
         return None
     span = netaddr.IPNetwork(subnets[0])
     while not all(netaddr.IPNetwork(subnet) in span for subnet in subnets):

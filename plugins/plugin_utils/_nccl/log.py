@@ -29,9 +29,9 @@ _CHANNEL = re.compile(
 # HPC-X's plugin leaves the last quote out.
 _GDR = re.compile(r"GPU Direct RDMA (?:\([^)]*\) )?(enabled|disabled) for HCA \d+ '([^']+)", re.IGNORECASE)
 _GID_INDEX = re.compile(r"NCCL_IB_GID_INDEX set by environment to (\S+?)\.?$")
-_AVERAGE = re.compile(r"^# Avg bus bandwidth\s*:\s*([0-9.]+)")
+_AVERAGE = re.compile(r"^# Avg bus bandwidth\s*:\s*(\d+\.?\d*)")
 _WRONG = re.compile(r"^# Out of bounds values\s*:\s*(\d+)")
-_ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+([0-9.]+)\s+([0-9.]+)\s+([0-9.]+)\s+\S+")
+_ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+([0-9.]+)\s+([0-9.]+)\s+(\d+\.?\d*)\s+\S+")
 _SLOW = "Socket"
 
 
