@@ -96,7 +96,6 @@ OVER_ALL = {"vendors": ["15b3", "8086"], "drivers": ["mlx5_core"], "linkTypes": 
     # Pitfall 15: upstream cannot see the auxiliary bus.
     ("sfs", {}, "mlx5_0 mlx5_2 mlx5_3"),
     ("sfs", {"selectors": {"ifNames": ["enp8s0f0s88"]}}, "mlx5_2"),
-    ("sfs", {"selectors": {"ifNames": ["enp8s0f0np0"]}}, "mlx5_0"),
     ("vfs", {"selectors": {"drivers": ["mlx5_core"]}}, "mlx5_0 mlx5_1"),
     # Software HCAs on request only.
     ("rxe-and-siw", {"selectors": NAMES}, ""),
@@ -104,7 +103,6 @@ OVER_ALL = {"vendors": ["15b3", "8086"], "drivers": ["mlx5_core"], "linkTypes": 
     ("rxe-and-siw", {"selectors": {"vendors": ["15b3"]}, "softwareDevices": True}, ""),
     # 1.3: upstream compares only the first name of a function and warns about the others.
     ("mlx4-two-ports", {"selectors": {"ifNames": ["ens3d1"]}}, "mlx4_0"),
-    ("mlx4-two-ports", {"selectors": {"ifNames": ["ibs3"]}}, "mlx4_0"),
     ("mlx4-two-ports", {"selectors": {"linkTypes": ["infiniband"]}}, "mlx4_0"),
     # Pitfall 5: upstream refuses iWARP and EFA because they lack umad.
     ("efa", {"selectors": {"vendors": ["1d0f"]}}, "rdmap0s6"),
