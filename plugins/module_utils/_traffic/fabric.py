@@ -31,9 +31,11 @@ def client_command(test: dict, seconds: int) -> list[str]:
 
 def _bandwidth(test: dict, side: dict, seconds: int) -> list[str]:
     gid = [] if side["gid"] is None else ["-x", str(side["gid"])]
-    tclass = [] if side.get("traffic_class") is None else [f"--tclass={side['traffic_class']}"]
+    more = [] if side.get("traffic_class") is None else [f"--tclass={side['traffic_class']}"]
+    # The ends meet over IPv4 by default. perftest before 2023 has no such flag (linux-rdma/perftest#218).
+    more += ["--ipv6-addr"] if ":" in str(test["address"]) else []
     return [
-        *("ib_write_bw", "-d", side["hca"], "-i", str(side["port"]), *gid, *tclass, "-p", str(test["tcp_port"])),
+        *("ib_write_bw", "-d", side["hca"], "-i", str(side["port"]), *gid, *more, "-p", str(test["tcp_port"])),
         *("-F", "-s", str(_MESSAGE), "-D", str(seconds)),
     ]
 

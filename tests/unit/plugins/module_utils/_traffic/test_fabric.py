@@ -53,6 +53,8 @@ def test_each_side_uses_its_own_hca_port_and_gid_near_it_and_from_gpu_memory_on_
     test = made("a", 18600, **about)
     commands = (rounds.command({"id": "a", "role": role, "test": test}, 2) for role in ("server", "client"))
     assert [" ".join(command) for command in commands] == [server, client]
+    over_ipv6 = fabric.server_command({**test, "address": "fd00::2"}, 2)
+    assert ("--ipv6-addr" in over_ipv6) == (test["tool"] == rounds.TOOL)
 
 
 OK = {"ok": True, "error": None}
