@@ -47,15 +47,11 @@ class Device(NamedTuple):
     up: bool
     state: Optional[str] = None
 
-    @property
-    def shares(self) -> int:
-        return self.pool.count
-
     def names(self, form: Form) -> list[str]:
         """Its names in the pool: its own, or one per unit."""
         if form.shared:
             return [self.name]
-        return [f"{self.name}-u{unit:02d}" for unit in range(min(self.shares, MOST_UNITS))]
+        return [f"{self.name}-u{unit:02d}" for unit in range(min(self.pool.count, MOST_UNITS))]
 
 
 def label(name: str) -> str:
@@ -160,10 +156,10 @@ def rail(device: Device) -> Optional[int]:
 def _capacity(device: Device) -> dict[str, Any]:
     """A claim takes one share unless it asks for more, and bandwidth only if it asks for it."""
     most = device.pool.max_per_container
-    shares: dict[str, Any] = {"min": "1", "step": "1"} if device.shares > 1 else {"min": "1"}
-    if 0 < most <= device.shares:
+    shares: dict[str, Any] = {"min": "1", "step": "1"} if device.pool.count > 1 else {"min": "1"}
+    if 0 < most <= device.pool.count:
         shares["max"] = quantity(most)
-    found = {SHARES: {"value": quantity(device.shares), "requestPolicy": {"default": "1", "validRange": shares}}}
+    found = {SHARES: {"value": quantity(device.pool.count), "requestPolicy": {"default": "1", "validRange": shares}}}
     rate = dict(device.hca.details.rates).get(device.port or 0)
     if rate and int(rate):
         policy = {"default": "0", "validRange": {"min": "0", "step": "1"}}

@@ -22,9 +22,6 @@ VERSION = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 PERMISSIONS = "rwm"
 
-_STARTED = api.PreStartContainerResponse()
-_NOTED = registration.RegistrationStatusResponse()
-
 
 class Feed:
     """The newest value for any number of followers: a slow one skips replaced values, none misses the last."""
@@ -203,7 +200,7 @@ class Service:
             answer.devices.add(container_path=path, host_path=path, permissions=PERMISSIONS)
 
     async def PreStartContainer(self, request: Any, context: Any) -> api.PreStartContainerResponse:
-        return _STARTED
+        return api.PreStartContainerResponse()
 
     # pluginregistration.Registration
 
@@ -217,4 +214,4 @@ class Service:
 
     async def NotifyRegistrationStatus(self, request: Any, context: Any) -> registration.RegistrationStatusResponse:
         self.observer.notified(request.plugin_registered, request.error)
-        return _NOTED
+        return registration.RegistrationStatusResponse()
