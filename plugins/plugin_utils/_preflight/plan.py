@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding, at
 from ...module_utils._device_plugin import config
 from ...module_utils._device_plugin import dra as plugin_dra
@@ -444,6 +445,13 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
     mine = configs[(served or nodes)[0]["host"]]
     serving = [node for node in served if node["variables"]["device_plugin_api"] != config.PLUGIN]
     _names(serving, run, made)
+    in_pods = [node for node in served if node["variables"]["device_plugin_mode"] == "daemonset"]
+    others = [node["host"] for node in in_pods if configs[node["host"]]["config"] != mine["config"]]
+    if others:
+        made["notes"].append(
+            f"the DaemonSet has one config, from the rails of {served[0]['host']}; those of {core_text.names(others)} "
+            "differ, and resources are empty there: set device_plugin_mode: systemd, or list device_plugin_resources"
+        )
     for node in serving:
         name = name_of(node)
         _add(made, "device_plugin", at(node["host"], roles.over_dra(name, node["runtime"], run.offered)))

@@ -583,10 +583,12 @@ def test_a_git_folder_is_made_from_all_nodes_or_not_at_all(read):
 
 
 def test_the_plan_has_config_and_objects_of_the_device_plugin(read):
+    manifest = yaml.safe_load(DAEMONSET.read_text())
+
     def made(**given):
         options = {f"device_plugin_{name}": value for name, value in given.items()}
         nodes = [read(name, {**options, "k3s_node_name": f"gpu-{name}"}) for name in ("a", "b")]
-        decided = planned(nodes, "device_plugin", daemonset=yaml.safe_load(DAEMONSET.read_text()))
+        decided = planned(nodes, "device_plugin", daemonset=manifest)
         return decided["hosts"]["a"]["device_plugin"], [item["kind"] for item in decided["device_plugin"]["objects"]]
 
     mine, objects = made()
@@ -594,6 +596,9 @@ def test_the_plan_has_config_and_objects_of_the_device_plugin(read):
     mine, objects = made(resources=[{"resourceName": "x"}], mode="daemonset")
     assert (mine["links_up"], objects) == (True, ["ConfigMap", "DaemonSet"])
     assert {"DeviceClass", "ServiceAccount", "ValidatingAdmissionPolicy"} <= set(made(api="dra")[1])
+    nodes = [read(name, {"device_plugin_mode": "daemonset"}) for name in ("a", "b")]
+    nodes[1]["ansible_facts"]["rdma"]["rails"].pop()
+    assert ["those of b " in note for note in planned(nodes, "device_plugin", daemonset=manifest)["notes"]] == [True]
     bare = read("b")
     bare["ansible_facts"]["rdma"]["rails"] = []
     decided = planned([bare], "device_plugin", hosts=["b"])
