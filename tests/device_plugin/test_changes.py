@@ -10,7 +10,7 @@ import time
 
 import grpc
 import pytest
-from harness import FAST, SOON, Fifo, Fuse, Node, Process, Running, document, entry
+from harness import FAST, SOON, Fifo, Fuse, Process, Running, document, entry
 from kubelet_double import PATIENCE, Kubelet
 from rdma_device_plugin import cdi
 from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
@@ -372,16 +372,6 @@ def test_foreign_specs_are_left_alone_and_ours_outlive_the_plugin(base, node, ku
         assert plugin.until(lambda: not (base / "cdi" / cdi.file("b")).exists())
     assert foreign.read_text() == "cdiVersion: 0.5.0\n"
     assert sorted(path.name for path in (base / "cdi").iterdir()) == [cdi.file("test_server"), foreign.name]
-
-
-def test_pools_that_share_an_hca_do_not_collide(base, kubelet):
-    """1.9: two files with one qualified name make the runtime drop it"""
-    node = Node(base / "node", "sfs")
-    with Running(
-        base, document(entry("a"), entry("b", charDevices={"umad": "never"})), node.root, use_cdi=True, kubelet=kubelet
-    ):
-        names = [device["name"] for pool in ("a", "b") for device in spec(base, pool)["devices"]]
-        assert len(names) == len(set(names)) == 6
 
 
 @pytest.mark.parametrize("damage", ["cut short", "folder removed"])
