@@ -270,7 +270,6 @@ def found(uid=KEY.uid, reserved=True, pool="node1", config=(), **more):
     (found(), True),
     (found(deletionTimestamp="2026-11-26T00:00:00Z"), True),  # its pod still runs
     (found(reserved=False), False),
-    (found(reserved=False, deletionTimestamp="2026-11-26T00:00:00Z"), False),
     (found(uid="another"), False),
     (found(pool="node2"), False),
     (found(config=[{"opaque": {"driver": devices.DRIVER}}]), True),  # parameters of a newer version
