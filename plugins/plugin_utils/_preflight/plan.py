@@ -445,7 +445,12 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
     mine = configs[(served or nodes)[0]["host"]]
     serving = [node for node in served if node["variables"]["device_plugin_api"] != config.PLUGIN]
     _names(serving, run, made)
-    in_pods = [node for node in served if node["variables"]["device_plugin_mode"] == "daemonset"]
+    mode = nodes[0]["variables"]["device_plugin_mode"]
+    step = f"set one for all nodes, in group_vars: {nodes[0]['host']} has {mode}"
+    for node in [node for node in nodes if node["variables"]["device_plugin_mode"] != mode]:
+        seen = node["variables"]["device_plugin_mode"]
+        _add(made, "device_plugin", at(node["host"], [Finding("variable device_plugin_mode", mode, seen, step)]))
+    in_pods = served if mode == "daemonset" else []
     others = [node["host"] for node in in_pods if configs[node["host"]]["config"] != mine["config"]]
     if others:
         made["notes"].append(

@@ -599,6 +599,8 @@ def test_the_plan_has_config_and_objects_of_the_device_plugin(read):
     nodes = [read(name, {"device_plugin_mode": "daemonset"}) for name in ("a", "b")]
     nodes[1]["ansible_facts"]["rdma"]["rails"].pop()
     assert ["those of b " in note for note in planned(nodes, "device_plugin", daemonset=manifest)["notes"]] == [True]
+    mixed = planned([read("a"), nodes[1]], "device_plugin", daemonset=manifest)
+    assert ("device_plugin", "b", "variable device_plugin_mode") in where(mixed)
     bare = read("b")
     bare["ansible_facts"]["rdma"]["rails"] = []
     decided = planned([bare], "device_plugin", hosts=["b"])
