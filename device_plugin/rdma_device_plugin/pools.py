@@ -339,9 +339,8 @@ def moved(pool: Pool, inventory: Inventory) -> str:
     names = [*chosen.ifNames, *pool.extra.ifNames]
     rest = pool._replace(selectors=chosen._replace(ifNames=(), linkTypes=()), extra=pool.extra._replace(ifNames=()))
     bare = [hca for hca in inventory.hcas if not hca.netdevs and not hca.software and unselected(rest, hca) is None]
-    layers = {"ether": "Ethernet", "infiniband": "InfiniBand"}
-    layered = [hca for hca in bare if {layers.get(kind) for kind in kinds} & {port.link_layer for port in hca.ports}]
-    bare = layered if kinds else bare
+    layers = {{"ether": "Ethernet", "infiniband": "InfiniBand"}.get(kind) for kind in kinds}
+    bare = [hca for hca in bare if not layers or layers & {port.link_layer for port in hca.ports}]
     if not (names or kinds) or not bare or members(pool, inventory):
         return ""
     ipoib = any(port.link_layer == "InfiniBand" for hca in bare for port in hca.ports)

@@ -92,7 +92,6 @@ OVER_ALL = {"vendors": ["15b3", "8086"], "drivers": ["mlx5_core"], "linkTypes": 
 @pytest.mark.parametrize(("fixture", "more", "wanted"), [
     ("names-persistent", {"selectors": {"ifNames": ["enp1s0f1np1", "ibp24s0"]}}, "rocep1s0f1 ibp24s0"),
     ("names-persistent", {"selectors": OVER_ALL}, "rocep1s0f0 rocep1s0f1"),
-    ("names-persistent", {"selectors": {**OVER_ALL, "deviceIDs": ["0000"]}}, ""),
     # Pitfall 15: upstream cannot see the auxiliary bus.
     ("sfs", {}, "mlx5_0 mlx5_2 mlx5_3"),
     ("sfs", {"selectors": {"ifNames": ["enp8s0f0s88"]}}, "mlx5_2"),
