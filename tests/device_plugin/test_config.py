@@ -162,7 +162,6 @@ REFUSED = [
     (one(selectors={"vendors": ["15b3", 5]}), "vendors[1]: wanted a string"),
     (one(selectors={"vendors": "15b3"}), "vendors: wanted a list"),
     (one(allocation="each"), "one of all, spread, numa"),
-    (one(topology="yes"), "one of none, auto"),
     (one(env="ib"), "one of none, generic, nccl, ucx"),
     (one(health={"ports": "some"}), "one of any, all, ignore"),
     (one(health={"upSeconds": -1}), "0 to 86400 seconds"),
