@@ -54,7 +54,7 @@ class Outdated(Exception):
 def kubeconfig(text: str) -> tuple[str, str]:
     """(URL of the server, its CA: PEM text or the path of a file) from the kubelet's own kubeconfig."""
     fields = dict(
-        re.findall(r"^\s*-?\s*(server|certificate-authority(?:-data)?):\s*\"?([^\"\s]+)\"?\s*$", text, re.MULTILINE)
+        re.findall(r"(?m)^[ -]*(server|certificate-authority(?:-data)?):\s*[\"']?([^\"'\s]+)[\"']?\s*$", text)
     )
     if "server" not in fields:
         raise ValueError("it has no server")

@@ -323,7 +323,7 @@ def test_a_limit_in_bytes_is_compared_as_a_number(tmp_path, limit, fine):
 
 
 def test_a_kubeconfig_names_the_authority_as_a_file_or_inside(tmp_path):
-    file = "clusters:\n- cluster:\n    server: https://127.0.0.1:6444\n    certificate-authority: /var/lib/ca.crt\n"
+    file = "clusters:\n- cluster:\n    server: 'https://127.0.0.1:6444'\n    certificate-authority: /var/lib/ca.crt\n"
     assert node_ready.kubeconfig(file) == ("https://127.0.0.1:6444", "/var/lib/ca.crt")
     with pytest.raises(ValueError, match="has no server"):
         node_ready.kubeconfig("clusters: []\n")
