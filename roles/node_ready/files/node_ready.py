@@ -155,7 +155,8 @@ def resource_reasons(allocatable: dict, wanted: list[str] | None) -> list[str]:
     """wanted: names that must be above zero; None asks for any rdma/ resource, [] for none at all."""
     if wanted is None:
         found = [name for name, count in allocatable.items() if name.startswith("rdma/") and count not in ("0", 0)]
-        return [] if found else ["no resource rdma/* is allocatable (the device plugin has not registered)"]
+        why = "the device plugin has not registered, or has none with that prefix: then set node_ready_resources"
+        return [] if found else [f"no resource rdma/* is allocatable ({why})"]
     return [f"{name} is not allocatable" for name in wanted if allocatable.get(name, "0") in ("0", 0)]
 
 
