@@ -21,8 +21,8 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _CHECK = 10.0  # seconds between looks at the kubeconfig file
 
 
-# What an HTTP status means here, 0 without an answer; and a missing object.
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+# What an HTTP status means here, 0 without an answer; and a missing object.
 _ADVICE: dict[Any, str] = {
     _UNTRUSTED: " (see the CA of the credential, and the node's clock)",
     "get node": " (is -node-name that of the Node object?)",
