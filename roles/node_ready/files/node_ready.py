@@ -151,12 +151,12 @@ def cni_reason(path: str) -> str | None:
     return None if whole else f"{path} is not Multus' own with a clusterNetwork"
 
 
-def resource_reasons(allocatable: dict, wanted: list[str] | None) -> list[str]:
-    """wanted: names that must be above zero; None asks for any rdma/ resource, [] for none at all."""
+def resource_reasons(allocatable: dict, wanted: list[str] | None, prefixes: list[str]) -> list[str]:
+    """wanted: names that must be above zero; None asks for any resource with such a prefix, [] for none at all."""
     if wanted is None:
-        found = [name for name, count in allocatable.items() if name.startswith("rdma/") and count not in ("0", 0)]
-        why = "the device plugin has not registered, or has none with that prefix: then set node_ready_resources"
-        return [] if found else [f"no resource rdma/* is allocatable ({why})"]
+        found = {name.partition("/")[0] for name, count in allocatable.items() if count not in ("0", 0)}
+        why = "the device plugin has not registered; if all HCAs are over DRA, set node_ready_resources: []"
+        return [] if found & set(prefixes) else [f"no resource {'/*, '.join(prefixes)}/* is allocatable ({why})"]
     return [f"{name} is not allocatable" for name in wanted if allocatable.get(name, "0") in ("0", 0)]
 
 
@@ -264,7 +264,8 @@ class Keeper:
     def _reasons(self, node: dict) -> list[str]:
         if not serves(node, self._boot_id):
             return ["the kubelet has not reported Ready in this boot"]
-        return resource_reasons(node.get("status", {}).get("allocatable", {}), self._settings["resources"])
+        allocatable, prefixes = node.get("status", {}).get("allocatable", {}), self._settings.get("prefixes", ["rdma"])
+        return resource_reasons(allocatable, self._settings["resources"], prefixes)
 
     def _tell(self, state: str, reasons: list[str]) -> str:
         """Log and record what has changed; once, not at every check."""

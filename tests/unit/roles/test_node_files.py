@@ -305,7 +305,8 @@ def test_a_server_that_cannot_be_asked_yet_is_waited_for(bed, tmp_path, state, o
 @pytest.mark.parametrize(("wanted", "missing"), [([], []), ([0], []), ([0, 1], [1]), ([2], [2]), (None, [])])
 def test_resources_that_are_named_are_waited_for_by_name(wanted, missing):
     named = wanted and [f"rdma/rail{number}" for number in wanted]
-    reasons = node_ready.resource_reasons({"rdma/rail0": "20", "rdma/rail2": "0"}, named)
+    reasons = node_ready.resource_reasons({"rdma/rail0": "20", "rdma/rail2": "0"}, named, ["x.io", "rdma"])
+    assert len(node_ready.resource_reasons({"rdma/rail0": "20", "x.io/a": "0"}, None, ["x.io"])) == 1
     assert reasons == [f"rdma/rail{number} is not allocatable" for number in missing]
 
 
