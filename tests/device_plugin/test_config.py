@@ -165,7 +165,6 @@ REFUSED = [
     (one(env="ib"), "one of none, generic, nccl, ucx"),
     (one(health={"ports": "some"}), "one of any, all, ignore"),
     (one(health={"upSeconds": -1}), "0 to 86400 seconds"),
-    (one(health={"taint": "x"}), "health.taint"),
     (one(health={"flaps": -1}), "health.flaps"),
     (one(charDevices={"umad": "maybe"}), "one of required, optional, never"),
     (one(charDevices={"uverbs": "never"}), "nothing to work with"),
@@ -174,7 +173,6 @@ REFUSED = [
     (one(hcasPerUnit=2), "only with allocation spread or numa"),
     (one(maxPerContainer=-1), "0 or more"),
     (one(softwareDevices="yes"), "true or false"),
-    (one(api="gpu"), "api wants one of"),
 ]
 
 
