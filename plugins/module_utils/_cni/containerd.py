@@ -35,6 +35,7 @@ _FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _FURTHER = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/libibverbs.d", "/opt/mellanox")
 _TABLE = re.compile(r"^\[+\s*(.+?)\s*\]+$")
 _ITEM = re.compile(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|[^,])+""")  # of an inline table
+_CODE = re.compile(r"""(?:[^"'#]|"[^"]*(?:"|$)|'[^']*(?:'|$))*""")  # of a line, without its comment
 # Tables of the CRI plugin: configuration version 2 and, since containerd 2, version 3.
 _CNI = ("plugins.io.containerd.grpc.v1.cri.cni", "plugins.io.containerd.cri.v1.runtime.cni")
 _SANDBOX = (
@@ -69,22 +70,17 @@ def tables(text: str) -> dict[str, dict]:
     current = ""
     pending = ""
     for raw in text.splitlines():
-        line = pending + _without_comment(raw).strip()
+        line = pending + _CODE.match(raw)[0].strip()
         pending = ""
-        if not line:
-            continue
         header = _TABLE.match(line)
-        if header and "=" not in line:
+        key, equals, value = line.partition("=")
+        if header and not equals:
             current = re.sub(r"[\"'\s]", "", header[1])
             found.setdefault(current, {})
-            continue
-        key, equals, value = line.partition("=")
-        if not equals:
-            continue
-        if value.count("[") > value.count("]"):
+        elif value.count("[") > value.count("]"):
             pending = line + " "
-            continue
-        _put(found, current, key, value.strip())
+        elif equals:
+            _put(found, current, key, value.strip())
     return found
 
 
@@ -98,18 +94,6 @@ def _put(found: dict, table: str, key: str, value: str) -> None:
         return
     place, _dot, leaf = name.rpartition(".")
     found.setdefault(place, {})[leaf] = _value(value)
-
-
-def _without_comment(line: str) -> str:
-    quoted = ""
-    for position, char in enumerate(line):
-        if quoted:
-            quoted = "" if char == quoted else quoted
-        elif char in "\"'":
-            quoted = char
-        elif char == "#":
-            return line[:position]
-    return line
 
 
 def _value(text: str):

@@ -65,16 +65,13 @@ def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]
         meta = item["metadata"]
         text = (item.get("spec") or {}).get("config") or None
         name = meta["name"]
-        if text is None and files:
-            configs = {host: known[name] for host, known in files.items() if name in known}
-        else:
-            configs = {} if text is None else {"": text}
+        on_nodes = {host: known[name] for host, known in (files or {}).items() if name in known}
         networks.append(
             {
                 "namespace": meta.get("namespace") or "default",
                 "name": name,
                 "resource": (meta.get("annotations") or {}).get("k8s.v1.cni.cncf.io/resourceName") or None,
-                "configs": configs,
+                "configs": {"": text} if text else on_nodes,
                 "per_node": text is None,
                 "pools": pools,
                 **_pool_of(text, pools),
@@ -110,7 +107,7 @@ def _pool_of(text, pools: dict) -> dict:
 
 def pool_keys(config: dict) -> list[tuple[str, str]]:
     """(kind, name) of nv-ipam's pools that a configuration draws from."""
-    ipam = config.get("ipam") or {}
+    ipam = config["ipam"]
     if ipam.get("type") != "nv-ipam":
         return []
     names = str(ipam.get("poolName") or config.get("name") or "").split(",")
@@ -121,7 +118,7 @@ def _whole(config: dict) -> dict:
     """A configuration as one plugin: of a chain the one that creates the interface, with the whole chain attached."""
     chain = [_plain(plugin) for plugin in dicts(config.get("plugins")) or [config]]
     main = next((plugin for plugin in chain if plugin.get("type") in _MAIN), chain[0])
-    ipam = next((plugin["ipam"] for plugin in chain if isinstance(plugin.get("ipam"), dict)), None)
+    ipam = next((plugin["ipam"] for plugin in chain if isinstance(plugin.get("ipam"), dict)), {})
     named = {"name": _plain(config).get("name"), "cniVersion": config.get("cniVersion")}
     beside = [key for key in ("type", "master", "mtu", "ipam") if key in config] if config.get("plugins") else []
     return {**main, "ipam": ipam, **named, _CHAIN: chain, _BESIDE: beside}
@@ -180,7 +177,7 @@ def notes(networks: list[dict]) -> list[str]:
     found = []
     for network in networks:
         for config in (_whole(core_text.json_object(text)) for text in network["configs"].values()):
-            ipam = config["ipam"] or {}
+            ipam = config["ipam"]
             held = [str(one.get("address")) for one in dicts(ipam.get("addresses")) if ipam.get("type") == "static"]
             why = f"every pod that attaches gets {', '.join(held)}: one pod at a time" if held else ""
             if config.get("mode") == "passthru":
@@ -313,13 +310,14 @@ def master_of(config: dict, node: dict | None = None):
 
 
 def config_on(network, host: str) -> dict:
-    """The configuration of a network on a host; empty if there is none that can be read."""
-    return core_text.json_object((network["configs"].get(host) or network["configs"].get("")) if network else None)
+    """The configuration of a network on a host, as one plugin; without a type if there is none that can be read."""
+    text = (network["configs"].get(host) or network["configs"].get("")) if network else None
+    return _whole(core_text.json_object(text))
 
 
 def type_and_master(network, host: str) -> tuple:
     """(type, master) of a network on a host; None if its configuration does not say."""
-    main = _whole(config_on(network, host))
+    main = config_on(network, host)
     return main.get("type"), master_of(main)
 
 
@@ -349,11 +347,7 @@ def _master(obj: str, config: dict, nodes: list[dict], cluster: dict):
 
 def _tuned(obj: str, config: dict, nodes: list[dict]):
     """The same interface limits an MTU that a later plugin of the chain sets."""
-    later = [
-        plugin.get("mtu")
-        for plugin in config[_CHAIN]
-        if plugin.get("type") == "tuning" and isinstance(plugin.get("mtu"), int)
-    ]
+    later = [one["mtu"] for one in config[_CHAIN] if one.get("type") == "tuning" and isinstance(one.get("mtu"), int)]
     if not later or config.get("type") not in _ON_MASTER:
         return
     for node in nodes:
@@ -364,11 +358,8 @@ def _tuned(obj: str, config: dict, nodes: list[dict]):
 
 def _netns(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
     """Plugins that move RDMA devices into pods, which the kernel does only in the netns mode exclusive."""
-    movers = [
-        plugin["type"]
-        for plugin in config[_CHAIN]
-        if plugin.get("type") == "rdma" or plugin.get("rdmaIsolation") is True
-    ]
+    chain = [plugin for plugin in config[_CHAIN] if plugin.get("type")]
+    movers = [one["type"] for one in chain if one["type"] == "rdma" or one.get("rdmaIsolation") is True]
     shared = [node["host"] for node in nodes if node.get("netns_mode") == "shared"]
     if not movers or not (shared or (cluster.get("shared_resources") and not any(n.get("netns_mode") for n in nodes))):
         return []
@@ -425,7 +416,7 @@ class _Range(NamedTuple):
 
 
 def _given_ranges(config: dict) -> list[_Range]:
-    ipam = config.get("ipam") or {}
+    ipam = config["ipam"]
     kind = ipam.get("type")
     if kind == "whereabouts":
         several = dicts(ipam.get("ipRanges")) or [ipam]
@@ -462,7 +453,7 @@ def ranges_of(config: dict) -> list[tuple]:
 
 
 def _pools_of(config: dict, reserving=False) -> list[address_pool.Pool]:
-    kind = (config.get("ipam") or {}).get("type")
+    kind = config["ipam"].get("type")
     return [pool for given in _given_ranges(config) for pool in _readable(given, "", kind, [], reserving)]
 
 
@@ -494,7 +485,7 @@ def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict):
                     yield Finding(obj, "a separate subnet", seen, step, f"nad:overlap-{what}")
         for node in nodes:
             yield from _routes(obj, config, network, node)
-    if (config.get("ipam") or {}).get("type") == "nv-ipam":
+    if config["ipam"].get("type") == "nv-ipam":
         return  # the pool's exclusions cover the addresses of hosts
     for network, first, last in ranges:
         for node in nodes:
@@ -565,7 +556,7 @@ def _specs(network: dict, config: dict) -> list[dict]:
 
 
 def _routes_given(network: dict, config: dict) -> list[dict]:
-    parts = (config.get("ipam") or {}, *_specs(network, config))
+    parts = (config["ipam"], *_specs(network, config))
     return [route for given in parts for route in dicts(given.get("routes"))]
 
 
@@ -599,7 +590,7 @@ def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: di
         if spec.get("routes") and not spec.get("gateway") and spec.get("gatewayIndex") is None
     ]
     for given, size, chosen, within in _pool_options(config, specs):
-        for pool in _readable(given, size, (config.get("ipam") or {}).get("type"), problems, within=within):
+        for pool in _readable(given, size, config["ipam"].get("type"), problems, within=within):
             pods = cluster.get("pods_per_node") if pool.block else None
             yield from address_pool.judge(obj, pool, {} if chosen else numbers, "nad", pods)
     step = "write networks as 192.0.2.0/24, addresses as 192.0.2.1"
@@ -620,7 +611,7 @@ def _pool_options(config: dict, specs: list[dict]) -> list[tuple]:
 
     A static address is each pod's; host-local has a separate range on each node, so only its gateway is checked.
     """
-    ipam = config.get("ipam") or {}
+    ipam = config["ipam"]
     slices, kind = str(ipam.get("node_slice_size") or "").lstrip("/"), ipam.get("type")
     own = kind in ("host-local", "static")
     pools = [(given, "" if own else slices, own, ()) for given in _given_ranges(config) if kind != "nv-ipam"]
@@ -661,7 +652,7 @@ def _readable(given: _Range, size, kind, problems: list[str], reserving=False, w
 
 def _host_local(network: dict, obj: str, parsed: list, nodes: list[dict]) -> list[Finding]:
     mine = [config for known, _obj, _host, config in parsed if known is network]
-    if len(nodes) < 2 or not any((config.get("ipam") or {}).get("type") == "host-local" for config in mine):
+    if len(nodes) < 2 or not any(config["ipam"].get("type") == "host-local" for config in mine):
         return []
     seen = f"host-local for {core_text.count(len(nodes), 'node')}: each assigns the same first address"
     step = "use nv-ipam or whereabouts, or let networks_attachments render it, which gives each node its own block"
@@ -704,7 +695,7 @@ def _among_each_other(parsed: list) -> list[Finding]:
 
 def _book(config: dict) -> str:
     """The range that whereabouts tracks once for the whole cluster, so several networks may share it."""
-    ipam = config.get("ipam") or {}
+    ipam = config["ipam"]
     return str(ipam.get("range") or "") if ipam.get("type") == "whereabouts" else ""
 
 
@@ -712,7 +703,7 @@ def _same_name(parsed: list) -> list[Finding]:
     """Networks that share one record of addresses although their ranges differ."""
     findings, first = [], {}
     for _network, obj, host, config in parsed:
-        ipam = config.get("ipam") or {}
+        ipam = config["ipam"]
         records = [("network_name", str(ipam.get("network_name") or ""))] if ipam.get("type") == "whereabouts" else []
         records += [("name", config.get("name"))] if ipam.get("type") == "host-local" else []
         for what, name in records if ranges_of(config) else ():
@@ -729,7 +720,7 @@ def _same_block(parsed: list):
     """Two nodes whose files assign the same addresses of one network."""
     by_name: dict[str, dict] = {}
     for network, obj, host, config in parsed:
-        if not network["per_node"] or (config.get("ipam") or {}).get("type") != "host-local":
+        if not network["per_node"] or config["ipam"].get("type") != "host-local":
             continue
         for other_host, other_ranges in by_name.setdefault(obj, {}).items():
             clashes = [

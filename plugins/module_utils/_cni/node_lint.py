@@ -161,14 +161,13 @@ def _order(state: dict, wanted: dict, parsed: list):
             seen += f", used while {MULTUS_CONF} is missing (each boot): pods come up without net1"
             identity = "foreign-configuration"
         yield Finding(conf["path"], f"no configuration next to {MULTUS_CONF}", seen, step, identity)
-    if isinstance(limit, int) and limit != 1 and len(parsed) > 1:
-        used = len(parsed) if limit <= 0 else min(limit, len(parsed))
-        if used > 1:
-            names = ", ".join(posixpath.basename(conf["path"]) for conf, _one, _two in parsed[:used])
-            obj, wish = f"containerd max_conf_num {limit}", "one configuration (max_conf_num 1)"
-            seen = f"{used} are loaded, each gives every pod an interface: {names}"
-            step = "remove max_conf_num from the containerd configuration (config.toml.tmpl)"
-            yield Finding(obj, wish, seen, step, "several-configurations")
+    used = parsed[:limit] if limit > 0 else parsed
+    if len(used) > 1:
+        names = ", ".join(posixpath.basename(conf["path"]) for conf, _one, _two in used)
+        obj, wish = f"containerd max_conf_num {limit}", "one configuration (max_conf_num 1)"
+        seen = f"{len(used)} are loaded, each gives every pod an interface: {names}"
+        step = "remove max_conf_num from the containerd configuration (config.toml.tmpl)"
+        yield Finding(obj, wish, seen, step, "several-configurations")
 
 
 def _contents(parsed: list):

@@ -405,6 +405,7 @@ ROWS = {
     "the interface is made by a later plugin": (bare(plugins=LATER_PLUGIN), "default-route"),
     "rdma behind sriov while the nodes run shared": (bare(VFS, plugins=RDMA_CHAIN), "netns-mode"),
     "rdmaIsolation while the nodes run shared": (bare(VFS, type="ib-sriov", rdmaIsolation=True), "netns-mode"),
+    "rdmaIsolation of no plugin": (bare(VFS, rdmaIsolation=True), "type"),
     "a second default route": (addressed(WHEREABOUTS, routes=EVERYWHERE), "default-route-pod"),
     "half of the address space": (addressed(LOCAL, routes=[{"dst": "128.0.0.0/1"}]), "default-route-pod"),
     "a route that takes the services": (addressed(LOCAL, routes=[{"dst": "10.0.0.0/8"}]), "route-cluster"),
