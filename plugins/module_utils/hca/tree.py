@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
 # O_NONBLOCK: a FIFO in a captured tree must not hang the reader.
@@ -93,29 +93,9 @@ class Tree:
             for name in names:
                 self._record("read", f"{directory}/{name}")
         found: dict[str, Optional[str]] = dict.fromkeys(names)
-        try:
-            directory_fd = self._enter(directory)
-        except (OSError, ValueError) as error:
-            _unreadable(error)
-            return found
-        flags = self._flags
-        try:
-            for name in names:
-                try:
-                    fd = os.open(name, flags, dir_fd=directory_fd)
-                except OSError as error:
-                    _unreadable(error)
-                    if error.errno == errno.ELOOP:
-                        found[name] = self.read(f"{directory}/{name}")
-                    continue
-                try:
-                    found[name] = os.read(fd, 4096).decode("utf-8", "replace").strip()
-                except OSError:
-                    pass  # unreadable right now (EINVAL, ENODEV, …): the same None as an absent one
-                finally:
-                    os.close(fd)
-        finally:
-            os.close(directory_fd)
+        for name, data in self._contents(directory, names, 4096):
+            text = self.read(f"{directory}/{name}") if data is None else data.decode("utf-8", "replace").strip()
+            found[name] = text
         return found
 
     def slots(self, directory: str, empty: bytes, first: bool = False) -> list[tuple[int, str]]:
@@ -130,46 +110,22 @@ class Tree:
         """
         if self._record:
             self._record("slots", directory)
-        try:
-            directory_fd = self._enter(directory)
-        except (OSError, ValueError) as error:
-            _unreadable(error)
-            return []
+        names = self._names(directory)
+        if first:
+            names.sort(key=lambda name: (len(name), name))
         found = []
-        size = len(empty)
-        try:
-            names = os.listdir(directory_fd)
-            for name in sorted(names, key=lambda name: (len(name), name)) if first else names:
-                try:
-                    fd = os.open(name, self._flags, dir_fd=directory_fd)
-                except OSError as error:
-                    _unreadable(error)
-                    continue
-                try:
-                    data = os.read(fd, 256)
-                except OSError:
-                    continue
-                finally:
-                    os.close(fd)
-                if data and data[:size] != empty and name.isdecimal():
-                    found.append((int(name), data.decode("utf-8", "replace").strip()))
-                    if first:
-                        break
-        except OSError:
-            pass  # the device disappeared while its table was read: keep what was read so far
-        finally:
-            os.close(directory_fd)
+        for name, data in self._contents(directory, names, 256):
+            if data and not data.startswith(empty) and name.isdecimal():
+                found.append((int(name), data.decode("utf-8", "replace").strip()))
+                if first:
+                    break
         return sorted(found)
 
     def listdir(self, path: str) -> list[str]:
         """Names in a directory, sorted; empty if it is absent."""
         if self._record:
             self._record("list", path)
-        try:
-            return sorted(os.listdir(self._inside(path)))
-        except (OSError, ValueError) as error:
-            _unreadable(error)
-            return []
+        return sorted(self._names(path))
 
     def readlink(self, path: str) -> Optional[str]:
         """Target of a symbolic link as written; None if it is not a link."""
@@ -236,8 +192,36 @@ class Tree:
                 raise
         return os.open(self._prefix + self._resolve(path, [_LINKS_MAX]), self._flags)
 
-    def _enter(self, directory: str) -> int:
-        return os.open(self._inside(directory), _FLAGS | os.O_DIRECTORY)
+    def _names(self, directory: str) -> list[str]:
+        try:
+            return os.listdir(self._inside(directory))
+        except (OSError, ValueError) as error:
+            _unreadable(error)
+            return []
+
+    def _contents(self, directory: str, names: Sequence[str], size: int) -> Iterator[tuple[str, Optional[bytes]]]:
+        """The start of each readable file among the named ones of a directory, by one path walk; None of a link."""
+        try:
+            directory_fd = os.open(self._inside(directory), _FLAGS | os.O_DIRECTORY)
+        except (OSError, ValueError) as error:
+            _unreadable(error)
+            return
+        try:
+            for name in names:
+                try:
+                    fd = os.open(name, self._flags, dir_fd=directory_fd)
+                    try:
+                        data = os.read(fd, size)
+                    finally:
+                        os.close(fd)
+                except OSError as error:  # EINVAL, ENODEV, …: unreadable right now is as good as absent
+                    _unreadable(error)
+                    if error.errno != errno.ELOOP:
+                        continue
+                    data = None
+                yield name, data
+        finally:
+            os.close(directory_fd)
 
     def _inside(self, directory: str) -> str:
         """A directory as the operating system sees it."""

@@ -13,6 +13,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import node as 
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS, gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.text import is_unknown
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.tree import Exhausted
 from ansible_collections.gpufabric.rdma.tests.tools import tree as fixtures
 
 from_seams = Seams.recorded({"addresses": {"enp1s0f0np0": ["10.0.0.1/24"]}})
@@ -154,6 +155,17 @@ def test_links_are_followed_inside_and_end(tree):
 def test_slots_leave_out_empty_and_unreadable_ones(tree):
     assert tree.slots("/gids", b"0000") == [(0, "fe80::1"), (10, "fe80::2")]
     assert tree.slots("/none", b"0000") == []
+
+
+def test_a_table_read_without_descriptors_is_not_a_short_one(tree, monkeypatch):
+    def only_directories(path, flags, *, dir_fd=None, plain=os.open):
+        if dir_fd is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return plain(path, flags)
+
+    monkeypatch.setattr(os, "open", only_directories)
+    with pytest.raises(Exhausted):
+        tree.slots("/gids", b"0000")
 
 
 def test_short_reads_do_not_end_a_procfs_file(tmp_path, monkeypatch):
