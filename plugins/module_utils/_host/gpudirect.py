@@ -181,13 +181,12 @@ def _build_tree(tree: Tree, kernel: str, architecture: str) -> Optional[dict[str
         text = tree.read(f"{path}/Module.symvers")
         named = real.rpartition("/")[2]
         known = re.match(r"\d+\.\d+", named) is not None
-        entry = elf.symvers(text).get(SYMBOL) if text else None
         return {
             "path": path,
             "real": real,
             "kernel": named if known else None,
             "symvers": text is not None,
-            "crc": entry[0] if entry else None,
+            "crc": elf.symvers(text or "").get(SYMBOL),
         }
     return None
 

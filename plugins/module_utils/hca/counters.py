@@ -9,6 +9,7 @@ Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Optional
 
 from . import paths
@@ -89,12 +90,8 @@ def refresh_seconds(tree: Tree, hca: str, port: int) -> float:
 
 def rises(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     """{name: increase} of the counters that rose; one that was reset in between counts from zero."""
-    found = {}
-    for name, value in after.items():
-        start = before.get(name)
-        if start is not None and value != start:
-            found[name] = value - start if value > start else value
-    return found
+    rose = {name: value for name, value in after.items() if name in before and value != before[name]}
+    return {name: value - before[name] if value > before[name] else value for name, value in rose.items()}
 
 
 def saturated(values: dict[str, int]) -> list[str]:
@@ -103,11 +100,6 @@ def saturated(values: dict[str, int]) -> list[str]:
 
 def governors(tree: Tree) -> dict[str, int]:
     """{CPU frequency governor: number of CPUs}; empty without cpufreq, as in most VMs."""
-    found: dict[str, int] = {}
     base = "/sys/devices/system/cpu"
-    for name in tree.listdir(base):
-        if name.startswith("cpu") and name[3:].isdecimal():
-            governor = tree.read(f"{base}/{name}/cpufreq/scaling_governor")
-            if governor:
-                found[governor] = found.get(governor, 0) + 1
-    return found
+    cpus = filter(re.compile(r"cpu\d+").fullmatch, tree.listdir(base))
+    return dict(Counter(filter(None, (tree.read(f"{base}/{name}/cpufreq/scaling_governor") for name in cpus))))

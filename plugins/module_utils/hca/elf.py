@@ -7,6 +7,7 @@ The standard library of the Pythons on nodes cannot unpack a .ko.zst; for those 
 from __future__ import annotations
 
 import lzma
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -200,14 +201,7 @@ def _symbols(sections: list[tuple[bytes, int, int, bytes]], order: str) -> Itera
             yield names[name : names.index(b"\0", name)].decode("ascii", "replace"), index, value
 
 
-def symvers(text: str) -> dict[str, tuple[int, str]]:
-    """{symbol: (CRC, module)} of a Module.symvers."""
-    symbols = {}
-    for line in text.splitlines():
-        part = line.split("\t")
-        if len(part) >= 3:
-            try:
-                symbols[part[1]] = (int(part[0], 16), part[2])
-            except ValueError:
-                continue
-    return symbols
+def symvers(text: str) -> dict[str, int]:
+    """{symbol: CRC} of a Module.symvers."""
+    rows = re.findall(r"^(0x[0-9a-fA-F]+)\t([^\t\n]*)\t", text, re.MULTILINE)
+    return {symbol: int(crc, 16) for crc, symbol in rows}

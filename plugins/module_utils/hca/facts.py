@@ -112,15 +112,14 @@ def gather(
 def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
     """{path: {mode: "0644", content: text}} of every file that the collection owns on the node, and of nccl.conf."""
     tree = tree.snapshot()
-    candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.NCCL_CONF]
+    system = "/etc/systemd/system"
+    folders = [f"{system}/{name}" for name in tree.listdir(system) if name.endswith(".service.d")]
+    candidates = [f"{folder}/{paths.OWN_DROP_IN}" for folder in folders if paths.OWN_DROP_IN in tree.listdir(folder)]
+    candidates += [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.NCCL_CONF]
     candidates += [paths.OWN_LINKS_UNIT, paths.OWN_ROUTES_UNIT, paths.OWN_LINKS_SCRIPT]
     candidates += [paths.OWN_VFS_UNIT, paths.OWN_VFS_SCRIPT]
     candidates += [paths.OWN_ACS_GRUB, paths.OWN_ACS_RECORD, paths.OWN_READ_REQUEST]
     candidates += [paths.OWN_NIC_RULE, paths.OWN_NIC_UNIT, paths.OWN_NIC_SCRIPT]
-    system = "/etc/systemd/system"
-    for name in tree.listdir(system):
-        if name.endswith(".service.d") and paths.OWN_DROP_IN in tree.listdir(f"{system}/{name}"):
-            candidates.append(f"{system}/{name}/{paths.OWN_DROP_IN}")
     found = {}
     for path in sorted(candidates):
         data = tree.read_bytes(path)
@@ -138,21 +137,12 @@ def reboot_reasons(facts: dict[str, Any]) -> list[str]:
     if drivers and drivers["agree"] is False:
         _agree, different = driver.compare(drivers["on_disk"]["modules"], drivers["loaded"]["modules"])
         found.append(f"The loaded RDMA driver is not the one on disk: {' '.join(different)}")
-    subsystem = facts.get("subsystem")
-    if subsystem:
-        winner = next((source for source in subsystem["netns_sources"] if source["wins"]), None)
-        running = subsystem["netns_mode"]
-        if (
-            winner
-            and winner["ours"]
-            and winner["mode"]
-            and running in (netns.SHARED, netns.EXCLUSIVE)
-            and running != winner["mode"]
-        ):
-            found.append(
-                f"The RDMA subsystem runs in netns mode {running}, {winner['path']} sets "
-                f"{winner['mode']} for the next boot."
-            )
+    subsystem = facts.get("subsystem") or {"netns_sources": [], "netns_mode": None}
+    running = subsystem["netns_mode"]
+    for source in subsystem["netns_sources"] if running in (netns.SHARED, netns.EXCLUSIVE) else ():
+        if source["wins"] and source["ours"] and source["mode"] not in (None, running):
+            sets = f"{source['path']} sets {source['mode']} for the next boot."
+            found.append(f"The RDMA subsystem runs in netns mode {running}, {sets}")
     parameter = pcie_path.persisted(facts.get("owned_files") or {})
     waits = parameter and "pcie" in facts and parameter not in pcie_path.booted(facts["node"]["cmdline"])
     if waits and pcie_path.unlike(parameter, facts["pcie"]["functions"]):

@@ -37,11 +37,8 @@ def hcas(
     network = network or Network(tree)
     characters = _character_devices(tree)
     functions = pci.classes(tree) if functions is None else functions
-    found = []
-    for name in names(tree):
-        hca = _hca(tree, network, name, characters.get(name) or _no_characters(), gids)
-        if hca:
-            found.append(hca)
+    there = (_hca(tree, network, name, characters.get(name) or _no_characters(), gids) for name in names(tree))
+    found = [hca for hca in there if hca]
     taken = {hca["pci"]["address"] for hca in found if hca["pci"]}
     free = [address for address in functions if address not in taken]
     for hca in found:

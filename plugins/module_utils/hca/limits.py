@@ -97,15 +97,13 @@ def main_pid(tree: Tree, unit: str, settings: dict[str, list[str]]) -> Optional[
     starts = [value for value in settings.get("ExecStart", []) if value.strip("-+!@:| ")]
     # k3s re-executes itself as `k3s-server`; /proc/<pid>/comm holds 15 characters.
     program = starts[-1].lstrip("-+!@:|").split()[0].rpartition("/")[2][:15] if starts else ""
-    best: Optional[tuple[bool, int, int]] = None
+    candidates = []
     for pid in pids:
         parent, started = _parent_and_start(tree, pid)
         if parent == 1:
-            candidate = (bool(program) and (tree.read(f"/proc/{pid}/comm") or "").startswith(program), started, pid)
-            best = candidate if best is None or candidate > best else best
-    if best is None:
-        return pids[0] if pids else None
-    return best[2]
+            named = bool(program) and (tree.read(f"/proc/{pid}/comm") or "").startswith(program)
+            candidates.append((named, started, pid))
+    return max(candidates)[2] if candidates else next(iter(pids), None)
 
 
 def _slice_path(name: str) -> str:
@@ -137,11 +135,7 @@ def _parent_and_start(tree: Tree, pid: int) -> tuple[Optional[int], int]:
 
 def running_limit(tree: Tree, pid: int) -> str | int:
     """Soft RLIMIT_MEMLOCK of a process: "infinity", bytes, or `unknown: why`."""
-    for line in (tree.read(f"/proc/{pid}/limits") or "").splitlines():
-        if line.startswith("Max locked memory"):
-            soft = line[len("Max locked memory") :].split()[:1]
-            if soft == ["unlimited"]:
-                return "infinity"
-            if soft and soft[0].isdecimal():
-                return int(soft[0])
-    return unknown(f"/proc/{pid}/limits is not readable")
+    soft = re.search(r"^Max locked memory +(unlimited|\d+) ", tree.read(f"/proc/{pid}/limits") or "", re.MULTILINE)
+    if soft is None:
+        return unknown(f"/proc/{pid}/limits is not readable")
+    return "infinity" if soft[1] == "unlimited" else int(soft[1])

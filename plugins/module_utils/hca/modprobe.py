@@ -124,15 +124,12 @@ def blocks(lines: list[Line], module: str) -> list[Line]:
     `blacklist` blocks loading by hardware id and modules-load.d, `install` all loading; an install command that calls
     modprobe for the module itself is not a block.
     """
-    wanted = canonical(module)
-    found = []
-    for line in lines:
-        words = line.words
-        if len(words) < 2 or canonical(words[1]) != wanted:
-            continue
-        if words[0] == "blacklist" or (words[0] == "install" and not CALLS_ITSELF.search(line.text)):
-            found.append(line)
-    return found
+    about = [line for line in lines if len(line.words) > 1 and canonical(line.words[1]) == canonical(module)]
+    return [
+        line
+        for line in about
+        if line.words[0] == "blacklist" or (line.words[0] == "install" and not CALLS_ITSELF.search(line.text))
+    ]
 
 
 def loaded_at_boot(tree: Tree) -> list[tuple[str, str]]:

@@ -15,8 +15,7 @@ from .tree import Tree
 
 SHARED, EXCLUSIVE = "shared", "exclusive"
 # kstrtobool(): what the kernel accepts as a boolean module parameter.
-_TRUE = ("y", "t", "1", "on")
-_FALSE = ("n", "f", "0", "of")
+_MODES = {SHARED: ("y", "t", "1", "on"), EXCLUSIVE: ("n", "f", "0", "of")}
 # Short-lived units, started by D-Bus or a timer, with a private network namespace (PrivateNetwork=yes).
 SHORT_LIVED = (
     "systemd-hostnamed.service",
@@ -32,12 +31,7 @@ SHORT_LIVED = (
 
 def mode_of(text: str) -> Optional[str]:
     """`netns_mode=` value as shared or exclusive; None for a value that the kernel rejects."""
-    value = text.strip().lower()
-    if value[:1] in _TRUE or value[:2] == "on":
-        return SHARED
-    if value[:1] in _FALSE or value[:2] == "of":
-        return EXCLUSIVE
-    return None
+    return next((mode for mode, beginnings in _MODES.items() if text.strip().lower().startswith(beginnings)), None)
 
 
 def running(tree: Tree) -> str:

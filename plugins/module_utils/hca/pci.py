@@ -69,12 +69,8 @@ def model(vendor: Optional[str], device: Optional[str]) -> str:
 
 def classes(tree: Tree) -> dict[str, str]:
     """{address: class such as `0x020700`} of every PCI function, in address order."""
-    found = {}
-    for address in sorted(filter(ADDRESS.match, tree.listdir(paths.PCI)), key=order):
-        code = tree.read(f"{paths.PCI}/{address}/class")
-        if code:
-            found[address] = code
-    return found
+    there = sorted(filter(ADDRESS.match, tree.listdir(paths.PCI)), key=order)
+    return {address: code for address in there if (code := tree.read(f"{paths.PCI}/{address}/class"))}
 
 
 def full(address: str) -> str:
@@ -251,8 +247,5 @@ def gpus(tree: Tree, functions: Optional[dict[str, str]] = None) -> list[dict[st
 
 def _nvidia_model(tree: Tree, address: str) -> Optional[str]:
     text = tree.read(f"/proc/driver/nvidia/gpus/{address}/information") or ""
-    for line in text.splitlines():
-        key, _colon, value = line.partition(":")
-        if key.strip() == "Model":
-            return value.strip() or None
-    return None
+    named = re.search(r"^[ \t]*Model[ \t]*:[ \t]*(.*\S)", text, re.MULTILINE)
+    return named[1] if named else None
