@@ -10,6 +10,7 @@ import base64
 import errno
 import os
 import re
+from collections import Counter
 from functools import partial
 
 from ..hca import Tree, management, pcie, routes
@@ -74,13 +75,9 @@ def capture(root, name, about=None):
 
 def describe(facts):
     """One line about a node: its system, kernel, GPUs and HCAs."""
-    counts = {}
-    for gpu in facts["gpus"]:
-        counts[gpu["model"]] = counts.get(gpu["model"], 0) + 1
-    for hca in facts["hcas"]:
-        model = hca["pci"]["model"] if hca["pci"] else "software HCA"
-        counts[model] = counts.get(model, 0) + 1
-    devices = ", ".join(f"{count} x {model}" for model, count in counts.items()) or "no HCA"
+    models = [gpu["model"] for gpu in facts["gpus"]]
+    models += [hca["pci"]["model"] if hca["pci"] else "software HCA" for hca in facts["hcas"]]
+    devices = ", ".join(f"{count} x {model}" for model, count in Counter(models).items()) or "no HCA"
     return f"{facts['node']['os']['pretty_name']}, kernel {facts['node']['kernel']}: {devices}"
 
 
@@ -171,14 +168,12 @@ class _Material:
         """Name of the error that reading a file raises; None if it is readable by now."""
         try:
             descriptor = os.open(self.prefix + real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.read(descriptor, 1)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             return errno.errorcode.get(error.errno, "EIO")
-        try:
-            os.read(descriptor, 1)
-        except OSError as error:
-            return errno.errorcode.get(error.errno, "EIO")
-        finally:
-            os.close(descriptor)
         return None
 
     def _table(self, directory):

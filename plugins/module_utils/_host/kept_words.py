@@ -20,6 +20,7 @@ _LOADS = ("modules-load", "modules_load")
 _ASSIGNMENTS = ("LimitMEMLOCK", "DefaultLimitMEMLOCK", "PrivateNetwork", "Type", "PIDFile", "Slice", "ExecStart")
 _RELEASE = ("ID", "ID_LIKE", "VERSION_ID", "PRETTY_NAME")
 _QUOTES = "\"'"
+_LOGICAL_LINE = re.compile(r"(?:.*\\\n)*.+")  # a backslash continues it
 # Programs in an `install` line that keep a module out.
 _NOTHING = ("/bin/true", "/bin/false", "/usr/bin/true", "/usr/bin/false")
 
@@ -42,21 +43,12 @@ def _boot_word(word: str) -> str:
 
 def modprobe(text: str) -> str:
     """A modprobe.d file with the statements that facts read on their original lines; other lines are empty."""
-    kept: list[str] = []
-    pending: list[str] = []
-    lines = text.split("\n")
-    for line in lines:
-        pending.append(line)
-        if not line.endswith("\\"):
-            kept += _statement(pending)
-            pending = []
-    return "\n".join(kept + _statement(pending)) if pending else "\n".join(kept)
+    return _LOGICAL_LINE.sub(_kept, text)
 
 
-def _statement(lines: list[str]) -> list[str]:
+def _kept(line: re.Match) -> str:
     """One logical line over as many lines as it had."""
-    text = "".join(line[:-1] if line.endswith("\\") else line for line in lines)
-    return [statement(text), *("" for _line in lines[1:])]
+    return statement(line[0].replace("\\\n", "").removesuffix("\\")) + "\n" * line[0].count("\n")
 
 
 def statement(text: str) -> str:

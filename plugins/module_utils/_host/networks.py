@@ -1,7 +1,4 @@
-"""Interfaces, routes and network configurations of a node, for comparison with NetworkAttachmentDefinitions.
-
-Reads files only.
-"""
+"""Interfaces, routes and network configurations of a node, for comparison with NetworkAttachmentDefinitions."""
 
 from __future__ import annotations
 

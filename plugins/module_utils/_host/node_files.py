@@ -16,7 +16,7 @@ State:
 from __future__ import annotations
 
 from .._core.change import Plan, kernel_out_of_reach
-from .._core.files import plan_text
+from .._core.files import plan_text, seen_file
 from .._core.units import SYSTEM, running, shown, started_at
 from ..hca import Tree, modules, node
 
@@ -27,54 +27,31 @@ ASIDE = ".gpufabric-rdma-aside"
 LOADED, LOADABLE, ABSENT = "loaded", "loadable", "absent"  # built in counts as loaded
 
 
-_PATH = {"type": "str", "required": True}
+_TEXT = {"type": "str", "required": True}
+_TEXTS = {"type": "list", "elements": "str", "required": True}
 _STRINGS = {"type": "list", "elements": "str", "default": []}
+
+
+def _rows(**options: dict) -> dict:
+    return {"type": "list", "elements": "dict", "default": [], "options": options}
+
+
 ARGUMENTS = {
-    "files": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "options": {
-            "path": _PATH,
-            "content": {"type": "str", "required": True},
-            "mode": {"type": "str", "default": "0644"},
-        },
-    },
-    "secrets": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "no_log": False,
-        "options": {"path": _PATH, "content": {"type": "str", "no_log": True}},
-    },
+    "files": _rows(path=_TEXT, content=_TEXT, mode={"type": "str", "default": "0644"}),
+    "secrets": {**_rows(path=_TEXT, content={"type": "str", "no_log": True}), "no_log": False},
     "absent": _STRINGS,
-    "units": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "options": {
-            "name": {"type": "str", "required": True},
-            "present": {"type": "bool", "default": True},
-            "wanted_by": {"type": "list", "elements": "str", "default": ["multi-user.target"]},
-            "running": {"type": "bool", "default": True},
-            "restarted_by": _STRINGS,
-        },
-    },
+    "units": _rows(
+        name=_TEXT,
+        present={"type": "bool", "default": True},
+        wanted_by={"type": "list", "elements": "str", "default": ["multi-user.target"]},
+        running={"type": "bool", "default": True},
+        restarted_by=_STRINGS,
+    ),
     "kernel_modules": _STRINGS,
     "sysctls": {"type": "dict", "default": {}},
-    "exclusive": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "options": {
-            "directory": _PATH,
-            "suffixes": {"type": "list", "elements": "str", "required": True},
-            "keep": {"type": "list", "elements": "str", "required": True},
-            "allowed": {"type": "bool"},
-            "reason": {"type": "str", "required": True},
-            "consent": {"type": "str", "required": True},
-        },
-    },
+    "exclusive": _rows(
+        directory=_TEXT, suffixes=_TEXTS, keep=_TEXTS, allowed={"type": "bool"}, reason=_TEXT, consent=_TEXT
+    ),
     "contents": _STRINGS,
     "programs": _STRINGS,
     "root": {"type": "path", "default": "/"},
@@ -109,10 +86,8 @@ def _others(tree: Tree, item: dict) -> list:
 
 
 def file(tree: Tree, path: str):
-    data, mode = tree.read_bytes(path), tree.mode(path)
-    if data is None or mode is None:
-        return None
-    return {"content": data.decode("utf-8", "replace"), "mode": f"{mode:04o}", "mtime": tree.mtime(path)}
+    seen = seen_file(tree, path)
+    return seen and {**seen, "mtime": tree.mtime(path)}
 
 
 def _unit_states(names: list, run) -> dict:

@@ -15,6 +15,8 @@ import resource
 import shutil
 import stat
 
+from ..hca.text import is_unknown
+
 # Modules that the kernel loads when a program opens a device or asks for one over netlink.
 OPENED = frozenset(("ib_core", "ib_cm", "iw_cm", "rdma_cm", "ib_uverbs", "rdma_ucm", "ib_umad"))
 TOOLS = ("rping", "ib_write_bw")
@@ -130,19 +132,11 @@ def memlock(states: dict, services: list[str], user: str) -> dict:
 
     states: limits.services of the node's facts.
     """
-    answers, limits = {}, {}
-    for service in services:
-        state = states.get(service) or {}
-        limit = state.get("memlock")
-        if not state.get("exists") or limit is None:
-            continue
-        if str(limit).startswith("unknown"):
-            limits[service] = {"locked": 0, "error": None, "reason": limit}
-            continue
-        if limit not in answers:
-            answers[limit] = lock_memory(limit, user)
-        limits[service] = answers[limit]
-    return limits
+    there = [(service, states[service]["memlock"]) for service in services if states.get(service, {}).get("exists")]
+    limits = {service: limit for service, limit in there if limit is not None}
+    untried = {limit: {"locked": 0, "error": None, "reason": limit} for limit in limits.values() if is_unknown(limit)}
+    answers = {limit: untried.get(limit) or lock_memory(limit, user) for limit in set(limits.values())}
+    return {service: answers[limit] for service, limit in limits.items()}
 
 
 def probe(facts: dict, services: list[str], user: str, root: str = "/") -> dict:
