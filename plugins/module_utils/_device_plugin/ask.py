@@ -71,26 +71,21 @@ def ask(path: str, seconds: float = PATIENCE) -> str:
 
 def _request() -> bytes:
     fields = (
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", METHOD),
-        (":authority", "localhost"),
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", METHOD.encode()),
+        (b":authority", b"localhost"),
+        (b"content-type", b"application/grpc"),
+        (b"te", b"trailers"),
     )
-    # RFC 7541, 6.2.2: literal fields that no table keeps.
-    block = b"".join(b"\0" + _text(name) + _text(value) for name, value in fields)
+    # RFC 7541, 6.2.2: literal fields that no table keeps; each text is below 127 bytes.
+    block = b"".join(b"\0%c%b%c%b" % (len(name), name, len(value), value) for name, value in fields)
     return (
         _PREFACE
         + _frame(_SETTINGS, 0, 0)
         + _frame(_HEADERS, _END_HEADERS, _STREAM, block)
         + _frame(_DATA, _END_STREAM, _STREAM, _EMPTY)
     )
-
-
-def _text(word: str) -> bytes:
-    """A string below 127 bytes."""
-    return bytes([len(word)]) + word.encode("ascii")
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

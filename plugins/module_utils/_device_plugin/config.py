@@ -90,13 +90,10 @@ def matching(entry: dict, facts: dict) -> list[str]:
             "ifnames": names,
             "numanodes": {pci.get("numa_node")},
         }
-        if not pci and not own.get("softwaredevices"):
-            continue
-        good = all(not wanted or any(one in wanted for one in have.get(name, ())) for name, wanted in given.items())
-        if good and all(
-            not wanted or _fits(further[name], wanted) for name, wanted in extra.items() if name in further
-        ):
-            found.append(hca["name"])
+        good = bool(pci or own.get("softwaredevices"))
+        good &= all(any(one in wanted for one in have.get(name, ())) for name, wanted in given.items() if wanted)
+        good &= all(_fits(further[name], wanted) for name, wanted in extra.items() if wanted and name in further)
+        found += [hca["name"]] if good else []
     return found
 
 

@@ -1,7 +1,4 @@
-"""The device plugin as a service on a node: reads its state, applies the plan of _device_plugin.plan.
-
-Standard library only; runs on the node.
-"""
+"""The device plugin as a service on a node: reads its state, applies the plan of _device_plugin.plan."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""k3s on one node: the changed files, and whether they require a start or restart.
-
-Pure: state and options in, Plan out.
-"""
+"""k3s on one node: the changed files, and whether they require a start or restart."""
 
 from __future__ import annotations
 
@@ -121,25 +118,23 @@ def _plan_files(made: Plan, state: dict, wanted: dict) -> set[str]:
     for path, (text, mode) in aim.items():
         seen = state["files"].get(path)
         if seen is None or seen["content"].strip() != text.strip():
-            before, after = _both(path, seen, wanted)
-            made.change(path, "write", before, after)
+            made.change(path, "write", *_both(path, seen, text))
             touched.add(path)
         elif seen["mode"] != mode:
             made.change(path, "mode", seen["mode"], mode)
     for path in (*_OPTION_FILES, REGISTRIES):
         seen = state["files"].get(path)
-        if path not in aim and seen is not None and seen["content"].startswith(paths.HEADER):
+        if path not in aim and seen is not None and ours(seen):
             made.change(path, "remove", HIDDEN if path == REGISTRIES else seen["content"], "")
             touched.add(path)
     return touched
 
 
-def _both(path: str, seen: dict | None, wanted: dict) -> tuple[str, str]:
+def _both(path: str, seen: dict | None, text: str) -> tuple[str, str]:
     """The part of a file that a diff may show: nothing of registries.yaml or of foreign files."""
     if path == REGISTRIES:
         return (HIDDEN if seen else "", f"{HIDDEN}, different text" if seen else HIDDEN)
-    before = "" if seen is None else (seen["content"] if ours(seen) else HIDDEN)
-    return before, texts(wanted)[path][0]
+    return "" if seen is None else seen["content"] if ours(seen) else HIDDEN, text
 
 
 def ours(seen: dict) -> bool:

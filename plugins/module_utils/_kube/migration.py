@@ -38,24 +38,19 @@ def plugins(daemon_sets: list[dict]) -> list[dict]:
     """
     found = []
     for item in daemon_sets:
-        for container in item["spec"]["template"]["spec"]["containers"]:
-            words = [*container.get("command", []), *container.get("args", [])]
-            # The Go plugin's image has the path as its entry point; its manifests need not contain it.
-            if not any("k8s-rdma-shared-d" in word for word in [*words, container.get("image", "")]):
-                continue
-            meta = item["metadata"]
-            owners = [f"{owner['kind']} {owner['name']}" for owner in meta.get("ownerReferences", [])]
-            found.append(
-                {
-                    "namespace": meta["namespace"],
-                    "name": meta["name"],
-                    "image": container.get("image", ""),
-                    "ours": ownership.ours(item, OWNER),
-                    "owner": ", ".join(owners),
-                }
-            )
-            break
+        meta, containers = item["metadata"], item["spec"]["template"]["spec"]["containers"]
+        image = next((container.get("image", "") for container in containers if _is_plugin(container)), None)
+        if image is not None:
+            known = {"namespace": meta["namespace"], "name": meta["name"], "image": image}
+            owner = ", ".join(f"{owner['kind']} {owner['name']}" for owner in meta.get("ownerReferences", []))
+            found.append({**known, "ours": ownership.ours(item, OWNER), "owner": owner})
     return found
+
+
+def _is_plugin(container: dict) -> bool:
+    """The Go plugin's image has the path as its entry point; its manifests need not contain it."""
+    words = [*container.get("command", []), *container.get("args", []), container.get("image", "")]
+    return any("k8s-rdma-shared-d" in word for word in words)
 
 
 def plan(seen: list[dict], options: dict) -> Plan:

@@ -207,12 +207,8 @@ def _addresses(lines) -> dict:
 
 
 def _routes(lines) -> list:
-    routes = []
-    for line in lines:
-        match = re.match(r"(\S+)(?:.*?\bvia (\S+))?.*?\bdev (\S+)", line)
-        if match:
-            routes.append({"destination": match[1], "gateway": match[2], "netdev": match[3]})
-    return routes
+    matches = (re.match(r"(\S+)(?:.*?\bvia (\S+))?.*?\bdev (\S+)", line) for line in lines)
+    return [{"destination": match[1], "gateway": match[2], "netdev": match[3]} for match in matches if match]
 
 
 def _links(lines) -> dict:
@@ -288,15 +284,12 @@ def _ibstat(lines) -> dict:
 
 
 def _gids(lines) -> list:
-    gids = []
-    for line in lines:
-        part = line.split("|")
-        if len(part) == 6:
-            hca, port, index, gid, kind, netdev = part
-            gids.append(
-                {"hca": hca, "port": int(port), "index": int(index), "gid": gid, "type": kind, "netdev": netdev}
-            )
-    return gids
+    rows = (line.split("|") for line in lines)
+    return [
+        {"hca": row[0], "port": int(row[1]), "index": int(row[2]), "gid": row[3], "type": row[4], "netdev": row[5]}
+        for row in rows
+        if len(row) == 6
+    ]
 
 
 def _registered(code, lines) -> dict:

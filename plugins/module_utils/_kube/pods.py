@@ -460,10 +460,8 @@ def one_a_node(ends: list[dict]) -> list[dict]:
 
 def gid_index(gids: list[dict], hca: str, ip):
     """Index of the RoCE v2 GID of an address in the pod's own table; None if it is missing."""
-    for gid in gids:
-        if gid["hca"] == hca and gid["type"] == "RoCE v2" and ip and gid_address(gid["gid"]) == ip:
-            return gid["index"]
-    return None
+    own = (gid for gid in gids if gid["hca"] == hca and gid["type"] == "RoCE v2")
+    return next((gid["index"] for gid in own if ip and gid_address(gid["gid"]) == ip), None)
 
 
 def gid_address(gid: str) -> str | None:
