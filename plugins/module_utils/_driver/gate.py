@@ -386,8 +386,8 @@ def _lost_by_reload(risk: dict) -> Iterator[Finding]:
                 "reboot instead: the node's own configuration sets them at boot",
                 "routes",
             )
-        if netdev["master"] or netdev["upper"]:
-            above = sorted({*([netdev["master"]] if netdev["master"] else []), *netdev["upper"]})
+        above = sorted({netdev["master"], *netdev["upper"]} - {None})
+        if above:
             yield Finding(
                 f"interface {netdev['name']}",
                 "no device on top of it",

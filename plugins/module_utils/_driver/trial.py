@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
+import pathlib
 import re
 import shutil
 import tempfile
@@ -288,12 +289,8 @@ def build_failed(
     what: str = "build",
 ) -> Refused:
     """A failed build, with the end of its log."""
-    log = ""
-    for path in dkms.log_path(module, version, kernel, architecture, tree):
-        if os.path.exists(path):
-            with open(path, encoding="utf-8", errors="replace") as stream:
-                log = stream.read()
-            break
+    logs = [path for path in dkms.log_path(module, version, kernel, architecture, tree) if os.path.exists(path)]
+    log = _read(logs[0]) if logs else ""
     left = "; the node's driver is unchanged" if what == "trial build" else ""
     return Refused.because(
         f"DKMS module {module} {version}",
@@ -305,9 +302,7 @@ def build_failed(
 
 def _identity(conf: str) -> tuple[str, str]:
     """Name and version in a dkms.conf, which is a shell script; the directory's name if they are computed."""
-    with open(conf, encoding="utf-8", errors="replace") as stream:
-        text = stream.read()
-    named = dict(re.findall(r"""^PACKAGE_(NAME|VERSION)=["']?([^"'$\s]+)["']?\s*$""", text, re.MULTILINE))
+    named = dict(re.findall(r"""^PACKAGE_(NAME|VERSION)=["']?([^"'$\s]+)["']?\s*$""", _read(conf), re.MULTILINE))
     name, _dash, version = os.path.basename(os.path.dirname(conf)).rpartition("-")
     return named.get("NAME", name), named.get("VERSION", version)
 
@@ -351,6 +346,10 @@ def _altered(what: str, text: str) -> Optional[Refused]:
         _line(text, _HASH_TROUBLE),
         "do not install it: resync the mirror (a stale proxy cache also causes this) and run again",
     )
+
+
+def _read(path: str) -> str:
+    return pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
 
 
 def _share(path: str, target: str) -> None:
