@@ -1,7 +1,4 @@
-"""Problems in a node's CNI setup and in the DaemonSets behind it.
-
-Pure: state in, as the module cni_lint reads it, findings out.
-"""
+"""Problems in a node's CNI setup, as the module cni_lint reads it, and in the DaemonSets behind it."""
 
 from __future__ import annotations
 

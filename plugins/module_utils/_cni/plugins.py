@@ -1,7 +1,4 @@
-"""The plan of CNI plugins to install.
-
-`read` asks the node; `plan` is pure: state and options in, Plan out.
-"""
+"""The plan of CNI plugins to install."""
 
 from __future__ import annotations
 
