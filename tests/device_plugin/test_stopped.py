@@ -36,23 +36,19 @@ def manager(base):
 def fed(manager, seconds):
     """Whether the watchdog is fed within this many seconds."""
     deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        manager.settimeout(left)
-        try:
+    with suppress(TimeoutError):
+        while (left := deadline - time.monotonic()) > 0:
+            manager.settimeout(left)
             if "WATCHDOG=1" in manager.recv(4096).decode().splitlines():
                 return True
-        except TimeoutError:
-            pass
     return False
 
 
 def drain(manager):
     manager.setblocking(False)
-    try:
+    with suppress(BlockingIOError):
         while manager.recv(4096):
             pass
-    except BlockingIOError:
-        pass
 
 
 def test_a_loop_that_is_stuck_feeds_no_watchdog_and_answers_nobody(base, node, manager, monkeypatch):
