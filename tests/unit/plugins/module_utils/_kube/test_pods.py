@@ -367,6 +367,7 @@ def waiting(reason):
 
 NO_GID = {"answer": replaced("ffff:0a38:0002", "ffff:0a00:0001"), "hosts": [host(1, [rail(kind="software")])]}
 TAINT = "Unschedulable: 1 node(s) had untolerated taint {rdma.gpufabric.io/not-ready: }"
+CHAINED = nad(ipam={}, plugins=[{"type": "macvlan", "ipam": {"type": "whereabouts", "range": "10.56.0.0/24"}}])
 NOT_DEFAULT = status().replace('"default": true', '"default": false')
 
 
@@ -381,6 +382,8 @@ NOT_DEFAULT = status().replace('"default": true', '"default": false')
     (noted(None), "network-status", "failed", "no network-status"),
     (noted(json.dumps([POD_NETWORK])), "network-status", "failed", "no net1"),
     (noted(status().replace("10.56.0.2", "10.99.0.2")), "network-status", "failed", "net1 has"),
+    ({**noted(status().replace("10.56.0.2", "10.99.0.2")), "offered": cluster(nads=[CHAINED])},
+        *("network-status", "failed", "net1 has")),
     (noted(status().replace("10.42.0.9", "10.88.0.9")), "network-status", "failed", "eth0 has"),
     (noted(NOT_DEFAULT), "network-status", "failed", "not the default"),
     (noted(status(network="other")), "network-status", "failed", "net1 is"),
