@@ -32,7 +32,6 @@ class Installer:
         yield from self._return(changes)
         yield from self._add(changes, exact or {})
         yield from self._build(changes)
-        yield from self._rebuild(changes)
         yield from self._hold(changes)
 
     def _prove(self, changes):
@@ -91,10 +90,8 @@ class Installer:
             return
         if self._kind == packages.APT and (self._wanted["repository"] or {}).get("url"):
             self._do(packages.update_command(packages.REPOSITORIES[packages.APT]), "list of the driver repository")
-        names = []
-        for change in adding:
-            name = change.object.split()[1]
-            names.append(packages.pinned(self._kind, name, exact.get(name)))
+        names = [change.object.split()[1] for change in adding]
+        names = [packages.pinned(self._kind, name, exact.get(name)) for name in names]
         downgrade = any(change.action == "downgrade" for change in adding)
         command = packages.install_command(self._kind, names, downgrade)
         if downgrade:
@@ -104,26 +101,21 @@ class Installer:
         yield from adding
 
     def _build(self, changes):
+        """Modules with DKMS. The GPU driver last, against the RDMA stack now on disk; first next to the old one."""
         for change in changes:
-            if change.action == "build":
-                _dkms, _module, module, version, _for, kernel = change.object.split()
-                code, out, error = self._run(["dkms", "install", "-m", module, "-v", version, "-k", kernel, "--force"])
-                if code:
-                    raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
-                yield change
-
-    def _rebuild(self, changes):
-        """The GPU driver against the RDMA stack now on disk; built next to the old one before that goes."""
-        for change in changes:
+            if change.action not in ("build", "rebuild"):
+                continue
+            _dkms, _module, module, version, _for, kernel = change.object.split()
+            commands = [["dkms", "install", "-m", module, "-v", version, "-k", kernel, "--force"]]
             if change.action == "rebuild":
-                _dkms, _module, module, version, _for, kernel = change.object.split()
                 with trial.OF[self._kind](self._run) as beside:
                     beside.build_source((module, version), "/usr/src", [kernel], self._architecture())
-                for command in packages.rebuild_commands(module, version, kernel):
-                    code, out, error = self._run(command)
-                    if code:
-                        raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
-                yield change
+                commands = packages.rebuild_commands(module, version, kernel)
+            for command in commands:
+                code, out, error = self._run(command)
+                if code:
+                    raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
+            yield change
 
     def _hold(self, changes):
         for action in ("hold", "unhold"):
