@@ -234,7 +234,7 @@ class Scrubber:
             words = line.split()
             if len(words) > 7:
                 words[0] = self.text(words[0])
-                words[1:3] = [_to_kernel(self._host(routes.from_kernel(word))) for word in words[1:3]]
+                words[1:3] = [self._host(routes.from_kernel(word)).packed[::-1].hex().upper() for word in words[1:3]]
                 kept.append("\t".join(words))
         return "\n".join(kept) + "\n"
 
@@ -309,7 +309,3 @@ def _fixed(address):
     """Addresses and networks that every machine has."""
     network = ipaddress.ip_network(address)
     return network.is_loopback or network.is_link_local or network.is_multicast or int(network.network_address) == 0
-
-
-def _to_kernel(address):
-    return address.packed[::-1].hex().upper()

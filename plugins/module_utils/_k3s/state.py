@@ -55,6 +55,7 @@ def node(root: str, run: Callable) -> dict:
     del state["files"]  # they may contain secrets and stay on the node
     shared = address.configured(tree.read(address.CONFIG))
     release = hca_node.system(hca_node.os_release(tree))
+    joins = re.search(r'^server: "([^"]+)"$', tree.read(k3s.CONFIG) or "", re.MULTILINE)
     machine = tree.read("/proc/sys/kernel/arch") or Seams.of(tree).machine() or "unknown"
     return {
         **state,
@@ -76,7 +77,7 @@ def node(root: str, run: Callable) -> dict:
         "others": sorted(set(others(tree).values())),
         "drop_ins": _drop_ins_of_others(tree),
         "listening": programs.bound(tree, "tcp"),
-        "server_url": _server_url(tree),
+        "server_url": joins[1] if joins else None,
         "joined": tree.exists(f"{k3s.DATA}/agent/kubelet.kubeconfig"),
         "cluster": tree.isdir(f"{k3s.DATA}/server/db") or tree.exists(_CA),
         "ca": sha256_of(under(root, _CA)) if tree.exists(_CA) else None,
@@ -270,9 +271,3 @@ def version(tree: Tree, run: Callable) -> str | None:
         return None
     words = out.split()
     return words[2] if code == 0 and len(words) > 2 else None
-
-
-def _server_url(tree: Tree) -> str | None:
-    """The server this node was configured to join, from our own file."""
-    matched = re.search(r'^server: "([^"]+)"$', tree.read(k3s.CONFIG) or "", re.MULTILINE)
-    return matched[1] if matched else None
