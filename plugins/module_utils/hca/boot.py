@@ -59,7 +59,8 @@ def images(tree: Tree) -> dict[str, Any]:
 def following(tree: Tree) -> tuple[Optional[Entry], str]:
     """(the entry that boots next, the file that says so); (None, why) if that is unknown."""
     for folder in _GRUB:
-        text = tree.read(f"{folder}/grub.cfg")
+        path = f"{folder}/grub.cfg"
+        text = tree.read(path)
         if text is None:
             continue
         entries = _menu(text)
@@ -68,11 +69,8 @@ def following(tree: Tree) -> tuple[Optional[Entry], str]:
         wanted = _default(text, tree.read(f"{folder}/grubenv") or "")
         entry = _chosen(entries, wanted)
         if entry is None:
-            return None, f"{folder}/grub.cfg has no entry that could be read"
-        return (
-            entry,
-            f"{folder}/grub.cfg" if entry.kernel else f"the default entry of {folder}/grub.cfg starts no Linux",
-        )
+            return None, f"{path} has no entry that could be read"
+        return entry, path if entry.kernel else f"the default entry of {path} starts no Linux"
     kernels = sorted(
         (name for name in tree.listdir("/boot") if name.startswith("vmlinuz-") and not name.endswith(".old")),
         key=order,

@@ -191,12 +191,9 @@ def _netdevs(
 def _mac(guid: Optional[str]) -> str:
     """The MAC inside an EUI-64 node GUID: the only hint at the netdev of siw, and of erdma, whose function has none."""
     digits = (guid or "").replace(":", "")
-    if len(digits) != 16 or digits[6:10] != "fffe":
+    if not re.fullmatch("[0-9a-fA-F]{6}fffe[0-9a-fA-F]{6}", digits):
         return ""
-    try:
-        raw = bytes.fromhex(digits[:6] + digits[10:])
-    except ValueError:
-        return ""
+    raw = bytes.fromhex(digits[:6] + digits[10:])
     return ":".join(f"{byte:02x}" for byte in bytes([raw[0] ^ 2]) + raw[1:])
 
 

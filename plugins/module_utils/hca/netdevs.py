@@ -31,9 +31,7 @@ _ATTRIBUTES = (
 
 def ib_mtu(mtu: Optional[int], overhead: int = ROCE_OVERHEAD) -> Optional[int]:
     """RDMA MTU in bytes that fits into a netdev MTU: 1500 -> 1024, 4200 -> 4096, 9000 -> 4096; None below 256."""
-    if mtu is None:
-        return None
-    return next((size for size in IB_MTUS if mtu - overhead >= size), None)
+    return next((size for size in IB_MTUS if mtu is not None and mtu - overhead >= size), None)
 
 
 class Network:

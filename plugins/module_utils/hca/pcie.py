@@ -6,6 +6,7 @@ which the kernel shows 64 bytes to users without CAP_SYS_ADMIN, and 256 if exten
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zlib
 from collections.abc import Collection
@@ -251,12 +252,9 @@ def kernel_config(tree: Tree, kernel: Optional[str]) -> Any:
     text = tree.read(f"/boot/config-{kernel}")
     if not text:
         unpacker = zlib.decompressobj(31)
-        try:
-            text = unpacker.decompress(tree.read_bytes("/proc/config.gz") or b"", _CONFIG_SIZE).decode(
-                "ascii", "replace"
-            )
-        except zlib.error:
-            text = None
+        with contextlib.suppress(zlib.error):
+            packed = tree.read_bytes("/proc/config.gz") or b""
+            text = unpacker.decompress(packed, _CONFIG_SIZE).decode("ascii", "replace")
         text = text if unpacker.eof else None
     if not text:
         return unknown(f"neither /boot/config-{kernel} nor /proc/config.gz can be read")

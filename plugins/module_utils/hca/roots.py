@@ -88,18 +88,12 @@ def vital_product_data(data: bytes) -> dict[bytes, bytes]:
     place = 0
     while place < len(data):
         tag = data[place]
-        if tag & 0x80:
-            length = int.from_bytes(data[place + 1 : place + 3], "little")
-            body = data[place + 3 : place + 3 + length]
-            place += 3 + length
-        else:
-            length = tag & 7
-            body = b""
-            place += 1 + length
+        head, length = (3, int.from_bytes(data[place + 1 : place + 3], "little")) if tag & 0x80 else (1, tag & 7)
         if tag == _READ_ONLY:
-            found.update(_keywords(body))
+            found.update(_keywords(data[place + head : place + head + length]))
         elif tag & 0xF8 == _END:
             break
+        place += head + length
     return found
 
 
