@@ -283,11 +283,8 @@ def parse_policy(text: str, own: list[str]) -> dict[str, dict]:
 
 def parse_repoquery(installed: str, available: str) -> dict[str, dict]:
     """From `dnf repoquery`: `name from_repo` of installed packages, `name version repoid` of available ones."""
-    offers: dict[str, list[str]] = {}
-    for line in available.splitlines():
-        name, _version, repository = [*line.split(), "", "", ""][:3]
-        if name:
-            offers.setdefault(name, []).append(repository)
+    offers = [[*line.split(), "", "", ""][:3] for line in available.splitlines()]
+    elsewhere = {name for name, _version, repository in offers if not _VENDOR_ID.match(repository)}
     packages = {}
     for line in installed.splitlines():
         name, origin = [*line.split(), "", ""][:2]
@@ -296,7 +293,7 @@ def parse_repoquery(installed: str, available: str) -> dict[str, dict]:
             packages[name] = {
                 "vendor": bool(_VENDOR_ID.match(origin)),
                 "offered": bool(origin) and not origin.lstrip("@").startswith(("commandline", "System", "<unknown>")),
-                "elsewhere": any(not _VENDOR_ID.match(repository_id) for repository_id in offers.get(name, [])),
+                "elsewhere": name in elsewhere,
             }
     return packages
 

@@ -64,11 +64,10 @@ def loaded(tree: Tree) -> list[str]:
 def reload(tree: Tree, run: Run) -> None:
     names = loaded(tree)
     if any(tree.exists(path) for path in _OPENIBD):
-        for name in PEERMEM:
-            if name in names:
-                _must(run(["modprobe", "--remove", name]), f"module {name}", "unloaded")
-        _must(run(["systemctl", "restart", "openibd.service"]), "openibd.service", "restarted")
         back = [name for name in PEERMEM if name in names]
+        for name in back:
+            _must(run(["modprobe", "--remove", name]), f"module {name}", "unloaded")
+        _must(run(["systemctl", "restart", "openibd.service"]), "openibd.service", "restarted")
     else:
         taken: list[str] = []
         for name in names:

@@ -97,9 +97,7 @@ def next_kernel(tree: Tree, facts: dict) -> Optional[dict[str, Any]]:
 def hca_netdevs(facts: dict) -> list[str]:
     """Interfaces that vanish with the HCA driver: those of HCAs and of cards that have no RDMA device yet."""
     netdevs = {netdev["name"] for hca in facts["hcas"] for netdev in hca["netdevs"]}
-    for card in facts["cards_without_rdma"]:
-        netdevs.update(card["netdevs"])
-    return sorted(netdevs)
+    return sorted(netdevs.union(*(card["netdevs"] for card in facts["cards_without_rdma"])))
 
 
 def loaded_modules(tree: Tree) -> dict[str, dict[str, Any]]:

@@ -33,6 +33,9 @@ def read(
     following, _source = boot.following(tree)
     kernels = [*dict.fromkeys(filter(None, (facts["node"]["kernel"], following and following.release)))]
     own = [table[kind] for table in (packages.KEYS, packages.REPOSITORIES) if kind]
+    # Unstripped, unlike those of Tree.read: they are compared with the text to write.
+    data = {path: tree.read_bytes(path) for path in [*own, packages.PINS, packages.SERVICE]}
+    files = {path: None if text is None else text.decode("utf-8", "replace") for path, text in data.items()}
     asked = sorted(installed) if ask_origins and tree.live else []
     return {
         "facts": facts,
@@ -40,20 +43,14 @@ def read(
         "packages": installed,
         "held": held,
         "unfinished": {name: seen for name, seen in unfinished.items() if packages.stack_packages({name: ""})},
-        "files": {path: _text(tree, path) for path in [*own, packages.PINS, packages.SERVICE]},
+        "files": files,
         "foreign_repositories": _foreign(tree, kind),
         "enabled_repositories": _enabled(tree) if kind == packages.DNF else [],
-        "origins": packages.origins_of(kind, asked, _text(tree, own[-1]) or "" if own else "", run),
+        "origins": packages.origins_of(kind, asked, files[own[-1]] or "" if own else "", run),
         "kernels": kernels,
         "headers": {kernel: tree.exists(f"/lib/modules/{kernel}/build/Makefile") for kernel in kernels},
         "builds": _builds(tree, run),
     }
-
-
-def _text(tree: Tree, path: str) -> str | None:
-    """A file unstripped: Tree.read strips, and these are compared with the text to write."""
-    data = tree.read_bytes(path)
-    return None if data is None else data.decode("utf-8", "replace")
 
 
 def _packages(tree: Tree, kind: str | None, seams: Seams) -> tuple[dict[str, str], set[str], dict[str, str]]:
