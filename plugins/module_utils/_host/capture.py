@@ -263,10 +263,8 @@ def trimmed(path, data):
     if path == "/var/lib/dpkg/status":
         stanzas = [stanza for stanza in data.decode("utf-8", "replace").split("\n\n") if stanza]
         kept = [stanza for stanza in stanzas if _PACKAGES.search(stanza.partition("\n")[0][len("Package: ") :])]
-        return (
-            "\n\n".join(_only(stanza, ("Package", "Status", "Architecture", "Version")) for stanza in kept).encode()
-            + b"\n"
-        )
+        kept = [_only(stanza, ("Package", "Status", "Architecture", "Version")) for stanza in kept]
+        return "\n\n".join(kept).encode() + b"\n"
     if path.endswith(("/modules.dep", "/modules.builtin")):
         lines = data.decode("utf-8", "replace").splitlines()
         return "".join(f"{line}\n" for line in lines if kept_words.MODULE.search(_stem(line))).encode()
@@ -317,13 +315,8 @@ def encoded(fixture):
             binary[path] = base64.b64encode(data).decode()
         else:
             texts[path] = text
-    body = {
-        **fixture,
-        "files": fold(texts),
-        "binary": binary,
-        "links": fold(fixture["links"]),
-        "errors": fold(fixture["errors"]),
-    }
+    folded = {"files": fold(texts), "links": fold(fixture["links"]), "errors": fold(fixture["errors"])}
+    body = {**fixture, **folded, "binary": binary}
     return {key: value for key, value in body.items() if value or key in ("seams", "links", "files")}
 
 

@@ -6,6 +6,7 @@ has the port (VXLAN, WireGuard).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import selectors
@@ -73,10 +74,8 @@ def _background(sockets: list[socket.socket], seconds: float) -> dict:
 def _only(keep: set[int]) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in keep:
-            try:
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(name))
-            except OSError:
-                pass  # the descriptor of the listing itself
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
@@ -88,15 +87,13 @@ def _answer(sockets: list[socket.socket], until: float) -> None:
             waiting.register(listening, selectors.EVENT_READ)
         while (left := until - time.monotonic()) > 0:
             for key, _events in waiting.select(left):
-                try:
+                with contextlib.suppress(OSError):  # the client has gone
                     if key.fileobj.type == socket.SOCK_STREAM:
                         key.fileobj.accept()[0].close()
                     else:
                         data, peer = key.fileobj.recvfrom(64)
                         if data == _HELLO:
                             key.fileobj.sendto(data, peer)
-                except OSError:
-                    pass  # the client has gone
 
 
 def stop(listener: dict) -> None:

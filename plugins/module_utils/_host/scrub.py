@@ -102,9 +102,7 @@ class Scrubber:
         for host in sorted(self.hosts):
             if not any(host in network for network in networks):
                 networks.add(ipaddress.ip_network(host))
-        self._allot(
-            [network for network in sorted(networks, key=lambda net: (net.prefixlen, net)) if not _fixed(network)]
-        )
+        self._allot(sorted(networks, key=lambda network: (network.prefixlen, network)))
         for line in _decoded(fixture["files"].get("/proc/net/if_inet6")).splitlines():
             digits = line.split()[0].lower()
             self.ipv6[str(ipaddress.IPv6Address(int(digits, 16)))] = digits
@@ -113,7 +111,7 @@ class Scrubber:
         """Map each network to one of the same length; nested ones move with it."""
         taken = 0
         for network in networks:
-            if any(network.subnet_of(other) for other in self.networks):
+            if _fixed(network) or any(network.subnet_of(other) for other in self.networks):
                 continue
             if network.prefixlen < 16:
                 self.networks[network] = ipaddress.ip_network((int(_WIDE.network_address), max(network.prefixlen, 8)))

@@ -157,17 +157,12 @@ def _guids(device: dict, vfs: int) -> list[str]:
 
 def _running_guids(device: dict, address: str, given: list[str], offline, made: Plan) -> None:
     obj, there = f"PCI {address} VF GUIDs", device.get("vf_guids") or []
-    number = f"PCI {address} sriov_numvfs"
-    if any(change.object == number for change in made.changes):
-        missing = given
-    else:
-        missing = [own for own, seen in zip(given, there) if seen is None]
-    if not missing:
-        return
-    if offline:
+    anew = any(change.object == f"PCI {address} sriov_numvfs" for change in made.changes)
+    missing = given if anew else [own for own, seen in zip(given, there) if seen is None]
+    if missing and offline:
         made.not_verified.append(f"{obj}: {offline}")
-        return
-    made.change(obj, "run", "", " ".join(missing))
+    elif missing:
+        made.change(obj, "run", "", " ".join(missing))
 
 
 def _usable(facts: dict, address: str, vfs: int, made: Plan) -> bool:
@@ -196,11 +191,9 @@ def _running(device: dict, address: str, vfs: int, recreate_allowed, offline, ma
         return
     if offline:
         made.not_verified.append(f"{obj}: {offline}")
-        return
-    if there == 0:
+    elif there == 0:
         made.change(obj, "set", "0", str(vfs))
-        return
-    if recreate_allowed is not False and device.get("held"):
+    elif recreate_allowed is not False and device.get("held"):
         step = "stop the virtual machine, or move management elsewhere; networks_sriov_recreate_allowed: false waits"
         made.finding(obj, f"{vfs} VFs", f"{there}, which would be removed: {text.listing(device['held'])}", step)
     elif recreate_allowed is None:
