@@ -239,18 +239,14 @@ def _basename(url: str) -> str:
 def describe(origin: str, files: Iterable[dict], images: Iterable[dict]) -> dict:
     """bundle.yml from rows that were fetched and checked; image archives shipped as files are listed as images too."""
     keep = ("name", "version", "architecture", "distribution", "path", "sha256", "digest")
-    rows, archives = [], []
+    of_image = ("reference", "architecture", "path", "sha256")
+    archives, rows = [], []
     for row in files:
-        if row.get("kind") == "image_archive":
-            archives.append(
-                {
-                    "reference": f"{row['name']}:{row['version']}",
-                    "architecture": row["architecture"],
-                    "path": row["path"],
-                    "sha256": row["sha256"],
-                }
-            )
-        else:
-            rows.append({name: row[name] for name in keep if name in row})
-    archives += [{name: row[name] for name in ("reference", "architecture", "path", "sha256")} for row in images]
-    return {"schema": SCHEMA, "origin": origin, "files": rows, "images": archives}
+        (archives if row.get("kind") == "image_archive" else rows).append(row)
+    archives = [{**row, "reference": f"{row['name']}:{row['version']}"} for row in archives]
+    return {
+        "schema": SCHEMA,
+        "origin": origin,
+        "files": [{name: row[name] for name in keep if name in row} for row in rows],
+        "images": [{name: row[name] for name in of_image} for row in [*archives, *images]],
+    }

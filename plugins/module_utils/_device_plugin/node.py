@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 import os
@@ -19,7 +18,7 @@ from collections.abc import Iterable
 from typing import IO, Callable
 
 from .._core.change import Change, Refused
-from .._core.files import apply_file, remove_tree, rename, replacing, seen_file, under, write
+from .._core.files import apply_file, remove_tree, rename, replacing, seen_file, sha256_of, under, write
 from .._core.units import apply_units, running, started_at
 from ..hca import Tree
 from .ask import DRIVERS, ask_all
@@ -188,8 +187,7 @@ def _cluster(kubeconfig: str) -> dict | None:
 
 def _sha256(path: str) -> str | None:
     try:
-        with open(path, "rb") as file:
-            return hashlib.sha256(file.read()).hexdigest()
+        return sha256_of(path)
     except OSError:
         return None
 

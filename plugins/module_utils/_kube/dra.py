@@ -88,16 +88,10 @@ def read(items: list[dict]) -> dict:
 
 def _newest(slices: list[dict]) -> list[dict]:
     """The slices of each pool's last generation: older ones are leftovers, which the scheduler ignores."""
-    last: dict = {}
-    for item in slices:
-        pool = item["spec"]["pool"]
-        key = (item["spec"]["driver"], pool["name"])
-        last[key] = max(last.get(key, 0), pool["generation"])
-    return [
-        item
-        for item in slices
-        if item["spec"]["pool"]["generation"] == last[item["spec"]["driver"], item["spec"]["pool"]["name"]]
-    ]
+    pools = [(item["spec"]["driver"], item["spec"]["pool"]["name"]) for item in slices]
+    generations = [item["spec"]["pool"]["generation"] for item in slices]
+    last = dict(sorted(zip(pools, generations)))
+    return [item for item, pool, generation in zip(slices, pools, generations) if generation == last[pool]]
 
 
 def _devices(item: dict):

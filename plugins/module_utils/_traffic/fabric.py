@@ -89,9 +89,7 @@ def told(output: str) -> bool:
 
 def complaint(output: str) -> str:
     lines = [line.strip() for line in output.splitlines()]
-    telling = [line for line in lines if _TELLING.search(line)] or [line for line in lines if not _NOISE.match(line)][
-        -2:
-    ]
+    telling = list(filter(_TELLING.search, lines)) or [line for line in lines if not _NOISE.match(line)][-2:]
     return "; ".join(dict.fromkeys(telling))[:300]
 
 
