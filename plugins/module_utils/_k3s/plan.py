@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from .._core.change import Plan
 from ..hca import paths
-from .config import (
-    BINARY,
-    CLUSTER,
-    CONFIG,
-    EXTRA,
-    LINKS,
-    REGISTRIES,
-    SERVICES,
-    TOKEN,
-    registries,
-    unit,
-    unit_path,
-    yaml,
-)
+from . import config as k3s
 
 HIDDEN = "hidden"
-_OPTION_FILES = (CONFIG, CLUSTER, EXTRA)
+_OPTION_FILES = (k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA)
 
 
 def texts(wanted: dict) -> dict[str, tuple[str, str]]:
@@ -29,10 +16,10 @@ def texts(wanted: dict) -> dict[str, tuple[str, str]]:
     wanted: role, options {path: {option: value}}, registries (or empty), token_given (supplied, not generated
     here), takeover_allowed.
     """
-    found = {path: (yaml(options), "0600") for path, options in wanted["options"].items()}
+    found = {path: (k3s.yaml(options), "0600") for path, options in wanted["options"].items()}
     if wanted["registries"]:
-        found[REGISTRIES] = (registries(wanted["registries"]), "0600")
-    found[unit_path(wanted["role"])] = (unit(wanted["role"]), "0644")
+        found[k3s.REGISTRIES] = (k3s.registries(wanted["registries"]), "0600")
+    found[k3s.unit_path(wanted["role"])] = (k3s.unit(wanted["role"]), "0644")
     return found
 
 
@@ -54,14 +41,14 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
     _plan_token(made, state["token"], wanted["token_given"])
     _plan_links(made, state["links"])
     if state["binary"] and state["binary"]["mode"] != "0755":
-        made.change(BINARY, "mode", state["binary"]["mode"], "0755")
-    service = state["services"][SERVICES[role]]
+        made.change(k3s.BINARY, "mode", state["binary"]["mode"], "0755")
+    name, service = f"service {k3s.SERVICES[role]}", state["services"][k3s.SERVICES[role]]
     if root.rstrip("/"):
-        made.not_verified.append(f"{root} is a tree of files: service {SERVICES[role]} is neither enabled nor started")
+        made.not_verified.append(f"{root} is a tree of files: {name} is neither enabled nor started")
         return made
     if not service["enabled"]:
-        made.change(f"service {SERVICES[role]}", "enable", "disabled", "enabled")
-    name, reasons, now = f"service {SERVICES[role]}", [], "stopped"
+        made.change(name, "enable", "disabled", "enabled")
+    reasons, now = [], "stopped"
     if service["active"]:
         reasons, now = stale(state, touched), "running"
     elif service["starting"]:
@@ -85,7 +72,7 @@ def stale(state: dict, touched: set[str] = frozenset()) -> list[str]:
 
 
 def _refuse(made: Plan, state: dict, wanted: dict) -> None:
-    other = SERVICES["agent" if wanted["role"] == "server" else "server"]
+    other = k3s.SERVICES["agent" if wanted["role"] == "server" else "server"]
     there = state["services"][other]
     if there["active"] or there["starting"]:
         made.finding(
@@ -96,7 +83,7 @@ def _refuse(made: Plan, state: dict, wanted: dict) -> None:
         )
     if state["token"]["differs"]:
         made.finding(
-            TOKEN,
+            k3s.TOKEN,
             "the token in k3s_token",
             "another one, with which this cluster was created",
             "rotate it with k3s token rotate on the first server, remove this file on each node and run again; "
@@ -122,17 +109,17 @@ def _plan_files(made: Plan, state: dict, wanted: dict) -> set[str]:
             touched.add(path)
         elif seen["mode"] != mode:
             made.change(path, "mode", seen["mode"], mode)
-    for path in (*_OPTION_FILES, REGISTRIES):
+    for path in (*_OPTION_FILES, k3s.REGISTRIES):
         seen = state["files"].get(path)
         if path not in aim and seen is not None and ours(seen):
-            made.change(path, "remove", HIDDEN if path == REGISTRIES else seen["content"], "")
+            made.change(path, "remove", HIDDEN if path == k3s.REGISTRIES else seen["content"], "")
             touched.add(path)
     return touched
 
 
 def _both(path: str, seen: dict | None, text: str) -> tuple[str, str]:
     """The part of a file that a diff may show: nothing of registries.yaml or of foreign files."""
-    if path == REGISTRIES:
+    if path == k3s.REGISTRIES:
         return (HIDDEN if seen else "", f"{HIDDEN}, different text" if seen else HIDDEN)
     return "" if seen is None else seen["content"] if ours(seen) else HIDDEN, text
 
@@ -143,18 +130,18 @@ def ours(seen: dict) -> bool:
 
 def _plan_token(made: Plan, token: dict, given: bool) -> None:
     if not token["present"]:
-        made.change(TOKEN, "write" if given else "generate", "", HIDDEN)
+        made.change(k3s.TOKEN, "write" if given else "generate", "", HIDDEN)
     elif token["mode"] != "0600":
-        made.change(TOKEN, "mode", token["mode"], "0600")
+        made.change(k3s.TOKEN, "mode", token["mode"], "0600")
 
 
 def _plan_links(made: Plan, links: dict) -> None:
     """kubectl, crictl and ctr next to k3s; a foreign program with one of these names stays."""
-    for path in LINKS:
+    for path in k3s.LINKS:
         seen = links.get(path)
-        if seen == BINARY:
+        if seen == k3s.BINARY:
             continue
         if seen is None:
-            made.change(path, "link", "", BINARY)
+            made.change(path, "link", "", k3s.BINARY)
         else:
             made.notes.append(f"{path} is {seen} and stays; use `k3s {path.rpartition('/')[2]}`")
