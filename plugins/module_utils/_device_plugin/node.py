@@ -21,6 +21,7 @@ from .._core.change import Change, Refused
 from .._core.files import apply_file, remove_tree, rename, replacing, seen_file, sha256_of, under, write
 from .._core.units import apply_units, running, started_at
 from ..hca import Tree
+from ..hca.netns import unit_of
 from .ask import DRIVERS, ask_all
 from .config import DRA, PLUGIN, api_of, keys
 from .config import names as resource_names
@@ -246,7 +247,7 @@ def _rivals(tree: Tree, main_pid: int) -> list[dict]:
         if pid in (main_pid, os.getpid()) or not _is_plugin(program, arguments):
             continue
         groups = tree.read(f"{process}/cgroup") or ""
-        unit = _unit(groups)
+        unit = unit_of(tree, pid) or ""
         if unit == SERVICE:
             continue
         pod = "kubepods" in groups or "cri-containerd" in groups
@@ -279,17 +280,6 @@ def _is_plugin(program: str, arguments: list[str]) -> bool:
     serves = words[1:2] not in (["check-config"], ["explain"], ["-version"])
     script = words[0] if words and serves and os.path.basename(program).startswith("python") else ""
     return os.path.basename(script) == PROGRAM or script == CODE
-
-
-def _unit(groups: str) -> str:
-    """The service in /proc/<pid>/cgroup, of systemd's own hierarchy (version 2 or name=systemd)."""
-    for line in groups.splitlines():
-        _number, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers in ("", "name=systemd"):
-            services = [part for part in path.split("/") if part.endswith(".service")]
-            if services:
-                return services[-1]
-    return ""
 
 
 def _config_path(arguments: list[str]) -> str:
