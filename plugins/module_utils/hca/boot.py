@@ -71,10 +71,8 @@ def following(tree: Tree) -> tuple[Optional[Entry], str]:
         if entry is None:
             return None, f"{path} has no entry that could be read"
         return entry, path if entry.kernel else f"the default entry of {path} starts no Linux"
-    kernels = sorted(
-        (name for name in tree.listdir("/boot") if name.startswith("vmlinuz-") and not name.endswith(".old")),
-        key=order,
-    )
+    kernels = [name for name in tree.listdir("/boot") if name.startswith("vmlinuz-") and not name.endswith(".old")]
+    kernels.sort(key=order)
     if not kernels:
         return None, "there is neither grub.cfg nor a kernel in /boot"
     version = kernels[-1].partition("-")[2]

@@ -126,9 +126,8 @@ def on_disk(
         if path is None or (name.startswith("mlx4") and not tree.isdir(f"{paths.MODULE}/{name}")):
             continue
         fields = elf.modinfo(tree, path, seams) or {}
-        compat = compat or "mlx_compat" in fields.get("depends", "").split(",")
-        if name.startswith("mlx") and not is_inbox(path):
-            compat = True
+        compat |= "mlx_compat" in fields.get("depends", "").split(",")
+        compat |= name.startswith("mlx") and not is_inbox(path)
         found[name] = {"path": path, **{key: fields.get(key) for key in ("version", "srcversion", "build_id")}}
     if not found:
         why = "has none of the modules" if catalogue.paths is not None else "is not readable"

@@ -25,9 +25,8 @@ def shared(tree: Tree, seams: Seams, hcas: list[dict[str, Any]], rails: list[dic
     The sysctls are the effective ones of IPv4; None for IPv6 and if unknown.
     """
     members: dict[Any, list[tuple[dict[str, Any], Any]]] = {}
-    for interface, row in sorted(
-        _addressed(hcas, rails), key=lambda pair: (pair[0].network.prefixlen, pair[1]["index"])
-    ):
+    there = sorted(_addressed(hcas, rails), key=lambda pair: (pair[0].network.prefixlen, pair[1]["index"]))
+    for interface, row in there:
         network = next(
             (wide for wide in members if wide.version == interface.version and interface.network.subnet_of(wide)),
             interface.network,

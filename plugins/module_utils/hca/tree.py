@@ -74,12 +74,7 @@ class Tree:
             data = os.read(fd, 4096)
             if not data or (len(data) < 4096 and path.startswith(_ATTRIBUTES)):
                 return data
-            parts = [data]
-            while True:
-                data = os.read(fd, 1 << 20)
-                if not data:
-                    return b"".join(parts)
-                parts.append(data)
+            return b"".join([data, *iter(lambda: os.read(fd, 1 << 20), b"")])
         except OSError:  # EINVAL of an empty GID slot, ENODEV of a removed device, EISDIR
             return None
         finally:
