@@ -20,11 +20,9 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
     """wanted: sources ({path: mtime}), stale (images reported as stale, or in check mode about to become stale)."""
     made = Plan()
     known = set(wanted["stale"]) | set(_older(facts, wanted["sources"]))
-    stale = _within_reach(
-        made, facts, [image["path"] for image in facts["initramfs"]["images"] if image["path"] in known], root
-    )
+    stale = [image["path"] for image in facts["initramfs"]["images"] if image["path"] in known]
     names = " and ".join(sorted(wanted["sources"]))
-    for image in stale:
+    for image in _within_reach(made, facts, stale, root):
         made.change(image, "rebuild", f"older than {names}", f"holds {names}")
     return made
 

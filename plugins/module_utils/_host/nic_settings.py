@@ -199,13 +199,9 @@ def script(traffic: dict, may_flap: bool) -> str:
 
 def _rule(facts: dict, nic: dict) -> str:
     """By PCI address, unless ports of one function share it."""
-    beside = [
-        netdev
-        for hca in facts["hcas"]
-        for netdev in hca["netdevs"]
-        if nic["pci"] and (hca["pci"] or {}).get("address") == nic["pci"]
-    ]
-    key = f'KERNELS=="{nic["pci"]}"' if len(beside) == 1 else f'ATTR{{address}}=="{nic["mac"]}"'
+    own = [hca for hca in facts["hcas"] if nic["pci"] and (hca["pci"] or {}).get("address") == nic["pci"]]
+    alone = sum(len(hca["netdevs"]) for hca in own) == 1
+    key = f'KERNELS=="{nic["pci"]}"' if alone else f'ATTR{{address}}=="{nic["mac"]}"'
     template = paths.OWN_NIC_UNIT.rpartition("/")[2]
     return f'ACTION!="remove", SUBSYSTEM=="net", {key}, TAG+="systemd", ENV{{SYSTEMD_WANTS}}+="{template}"\n'
 

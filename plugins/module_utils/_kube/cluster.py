@@ -78,11 +78,8 @@ def plugin_objects(items: list[dict]) -> list[dict]:
         volumes = item["spec"]["template"]["spec"].get("volumes") or []
         if any((volume.get("hostPath") or {}).get("path", "").rstrip("/") in SOCKETS for volume in volumes):
             daemons.append(item)
-            mounted |= {
-                (item["metadata"]["namespace"], volume["configMap"]["name"])
-                for volume in volumes
-                if "configMap" in volume
-            }
+            maps = [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
+            mounted |= {(item["metadata"]["namespace"], name) for name in maps}
     places = [(item["metadata"]["namespace"], item["metadata"]["name"], item) for item in _maps(items)]
     return [*map(bare, daemons), *(item for namespace, name, item in places if (namespace, name) in mounted)]
 

@@ -267,17 +267,14 @@ def _ibstat(lines) -> dict:
     ports: dict = {}
     hca = port = None
     for line in lines:
-        match = re.match(r"CA '(.+)'", line.strip())
-        if match:
-            hca = ports.setdefault(match[1], {})
-            continue
-        match = re.match(r"Port (\d+):", line.strip())
-        if match and hca is not None:
-            port = int(match[1])
-            hca[port] = ("", "")
-            continue
+        named, numbered = re.match(r"\s*CA '(.+)'", line), re.match(r"\s*Port (\d+):", line)
         key, _colon, value = (part.strip() for part in line.partition(":"))
-        if port is not None and hca and key in ("State", "Physical state"):
+        if named:
+            hca = ports.setdefault(named[1], {})
+        elif numbered and hca is not None:
+            port = int(numbered[1])
+            hca[port] = ("", "")
+        elif port is not None and hca and key in ("State", "Physical state"):
             state, physical = hca[port]
             hca[port] = (value, physical) if key == "State" else (state, value)
     return ports

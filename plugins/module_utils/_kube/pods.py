@@ -120,12 +120,9 @@ def _over_dra(host: dict, node: dict, rails: list[dict], networks: list[dict]):
         rail = next((rail for rail in rails if rail["index"] == hca["rail"]), None)
         if rail is None or hca["class"] is None:
             continue
-        here = [
-            network
-            for network in networks
-            if rail["netdev"] and nad_lint.type_and_master(network, host["host"])[1] == rail["netdev"]
-        ]
-        yield {"resource": None, "class": hca["class"], "rail": rail, "network": here[0] if here else None}
+        on = (network for network in networks if nad_lint.type_and_master(network, host["host"])[1] == rail["netdev"])
+        network = next(on, None) if rail["netdev"] else None
+        yield {"resource": None, "class": hca["class"], "rail": rail, "network": network}
 
 
 def _own_networks(netdev) -> list[str]:

@@ -252,10 +252,9 @@ def _look_into(kubectl: Kubectl, pod: str, offered: dict) -> dict:
             raise
         return {**seen, "missing": refused.reason}
     events = kubectl.items("events", "-n", namespace, "--field-selector", f"involvedObject.name={name}")
-    pod_state = state(item, events)
-    seen["pods"][name] = pod_state
-    running = [one for one in item["spec"].get("initContainers") or [] if one.get("restartPolicy") == "Always"]
-    running += item["spec"]["containers"]
+    spec, seen["pods"][name] = item["spec"], state(item, events)
+    running = [one for one in spec.get("initContainers") or [] if one.get("restartPolicy") == "Always"]
+    running += spec["containers"]
     seen["item"] = {
         "namespace": namespace,
         "name": name,
@@ -264,13 +263,11 @@ def _look_into(kubectl: Kubectl, pod: str, offered: dict) -> dict:
             for key, value in (item["metadata"].get("annotations") or {}).items()
             if "cni" in key or "network" in key
         },
-        "host_paths": [
-            volume["hostPath"]["path"] for volume in item["spec"].get("volumes") or [] if "hostPath" in volume
-        ],
-        "host_network": bool(item["spec"].get("hostNetwork")),
-        "runtime_class": item["spec"].get("runtimeClassName") or "",
+        "host_paths": [volume["hostPath"]["path"] for volume in spec.get("volumes") or [] if "hostPath" in volume],
+        "host_network": bool(spec.get("hostNetwork")),
+        "runtime_class": spec.get("runtimeClassName") or "",
         "claims": _claims(item, offered["dra"]["claims"]),
-        "security": item["spec"].get("securityContext") or {},
+        "security": spec.get("securityContext") or {},
         "containers": [
             {
                 "name": container["name"],
@@ -280,7 +277,7 @@ def _look_into(kubectl: Kubectl, pod: str, offered: dict) -> dict:
             for container in running
         ],
     }
-    if pod_state["ready"]:
+    if seen["pods"][name]["ready"]:
         # Only the container that requests an RDMA resource has its devices.
         wants = [(one["name"], one.get("resources") or {}) for one in running]
         using = (own for own, had in wants if had.get("claims") or "rdma/" in " ".join(had.get("limits") or {}))
