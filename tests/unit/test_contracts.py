@@ -275,11 +275,6 @@ def test_nothing_hides_a_failure():
 
 # Signs of a second place, where to look, and the files with the job.
 ONE_PLACE = {
-    "the routing table": (
-        r"net/(ipv6_)?route\b",
-        "plugins device_plugin",
-        {"plugins/module_utils/hca/routes.py"},
-    ),
     "writing files": (
         r"mkstemp|NamedTemporaryFile|os\.(replace|rename|symlink|link|chmod|fchmod)\(|symlink_to|\.touch\("
         r"|write_(text|bytes)\(|shutil\.(copy|move)|O_CREAT|open\((?!fileobj=).*\"[wxa]b?\"",
@@ -297,7 +292,6 @@ ONE_PLACE = {
         "plugins/action plugins/callback plugins/filter plugins/plugin_utils",
         {"plugins/plugin_utils/_core/terminal.py"},
     ),
-    "writing JUnit": (r'"testcase"', "plugins", {"plugins/plugin_utils/_core/junit.py"}),
     "a module's warnings": (r"\.(warn|deprecate)\(", "plugins", {"plugins/module_utils/_core/change.py"}),
     "systemd's reload": (
         r"daemon.reload", "plugins roles playbooks", {"plugins/module_utils/_core/units.py"}
