@@ -16,6 +16,7 @@ import zipfile
 from ...module_utils._bundle import plugin_image
 from ...module_utils._core import files
 from ...module_utils._core.change import Refused, at
+from ...module_utils._core.text import grouped
 from ...module_utils._device_plugin.config import PLUGIN, RAILS
 from . import folder
 
@@ -50,11 +51,12 @@ def supply(given: dict) -> folder.Supply:
 
 def checked(planned: dict, nodes: list[dict]) -> tuple[list[dict], list[str]]:
     """(findings, warnings) of the plugin about the configs in a plan that are not made from rails."""
-    given: dict[tuple, list[str]] = {}
-    for node in nodes:
-        made = planned["hosts"][node["host"]].get("device_plugin", {}).get("config")
-        if made and node["variables"]["device_plugin_resources"] != RAILS:
-            given.setdefault((made, node["variables"]["device_plugin_api"]), []).append(node["host"])
+    configs = {node["host"]: planned["hosts"][node["host"]].get("device_plugin", {}).get("config") for node in nodes}
+    given = grouped(
+        ((configs[node["host"]], node["variables"]["device_plugin_api"]), node["host"])
+        for node in nodes
+        if configs[node["host"]] and node["variables"]["device_plugin_resources"] != RAILS
+    )
     found, warnings = [], []
     for config, hosts in given.items():
         try:

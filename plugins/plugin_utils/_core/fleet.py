@@ -71,6 +71,6 @@ def failure(*results: dict | None) -> str:
     failed = next((result for result in results if result and result.get("failed")), None)
     if failed is None:
         return ""
-    printed = "".join(str(failed.get(f"module_{stream}") or "") + "\n" for stream in ("stdout", "stderr"))
+    printed = "\n".join(str(failed.get(stream) or "") for stream in ("module_stdout", "module_stderr"))
     said = [line.strip() for line in printed.splitlines() if line.strip() and not line.startswith("Shared connection")]
     return "; it printed: ".join([failed.get("msg") or "the module gave no reason", *said[-1:]])

@@ -137,8 +137,11 @@ def _transport(parsed: dict) -> tuple:
             seen = f"NET/Socket on {slow} of {core_text.count(len(used), 'connection')}"
         if parsed["no_device"]:
             seen += f"; NET/IB : No device found on {core_text.names(sorted(set(parsed['no_device'])))}"
-        step = "check the device plugin, the resources and IPC_LOCK of the pod: without a verbs device, or if memory "
-        return FAILED, seen, step + "cannot be locked, NCCL sends over TCP"
+        step = (
+            "check the device plugin, the resources and IPC_LOCK of the pod: without a verbs device, or if memory "
+            "cannot be locked, NCCL sends over TCP"
+        )
+        return FAILED, seen, step
     if not used:
         step = "run with NCCL_DEBUG=INFO on two nodes or more, and keep the whole log"
         return NOT_VERIFIED, "no connection between nodes in the log", step
@@ -155,8 +158,8 @@ def _gpudirect(parsed: dict) -> tuple:
         return PASSED, seen
     step = (
         "run playbooks/discover.yml: gpudirect says whether nvidia_peermem or dma-buf is missing; then check that GPU "
+        "and HCA are near each other (NCCL_NET_GDR_LEVEL is PXB by default)"
     )
-    step += "and HCA are near each other (NCCL_NET_GDR_LEVEL is PXB by default)"
     if not fast:
         return NOT_VERIFIED, seen, step
     without = sum(not channel["gdr"] for channel in fast)

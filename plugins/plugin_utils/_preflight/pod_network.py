@@ -96,8 +96,8 @@ def _on(netdev: dict, facts: dict, variables: dict) -> list[Finding]:
     if why and variables["flannel_fabric_allowed"] is not True:
         step = (
             "set k3s_node_ip (or flannel_interface) to the node's own network, or flannel_fabric_allowed: true if it "
+            "should use the fabric"
         )
-        step += "should use the fabric"
         seen = f"{why}: pod traffic would share it with RDMA"
         found.append(Finding(f"NIC {netdev['name']}", "pod traffic on the node's own network", seen, step))
     mtu, backend = variables["flannel_mtu"], variables["flannel_backend"]
