@@ -19,7 +19,7 @@ _MESSAGE = 65536
 
 def server_command(test: dict, seconds: int) -> list[str]:
     if test["tool"] == "rping":
-        return ["rping", "-s", "-a", test["server"]["ip"], "-p", str(test["tcp_port"]), "-C", str(PINGS)]
+        return ["rping", "-s", "-v", "-a", test["server"]["ip"], "-p", str(test["tcp_port"]), "-C", str(PINGS)]
     return _bandwidth(test, test["server"], seconds)
 
 
@@ -80,6 +80,11 @@ _REFUSED = re.compile(r"Couldn't connect to |RDMA_CM_EVENT_REJECTED")
 def refused(output: str) -> bool:
     """Whether nothing was listening for a client, for example because its server is not ready yet."""
     return _REFUSED.search(output) is not None
+
+
+def served(output: str) -> bool:
+    """Whether rping's server has had its client's whole test; it exits with 0 after any disconnection."""
+    return len(re.findall(r"^server ping data: ", output, re.MULTILINE)) == PINGS
 
 
 def told(output: str) -> bool:

@@ -105,7 +105,7 @@ def _step(step: dict, deadline: float, options: dict, node: tuple[Tree, Seams], 
     before, sent = _counted(side, *node)
     argv = command(step, options["seconds"], options["tool"])
     if step["role"] == "server":
-        outcome = _server(argv, deadline, clock)
+        outcome = _server(argv, step["test"]["tool"], deadline, clock)
     else:
         outcome = _client(argv, step["test"]["tool"], deadline, options, clock)
     clock.sleep(counters.refresh_seconds(tree, side["hca"], side["port"]))
@@ -134,27 +134,36 @@ def _left(deadline: float, clock) -> float:
     return max(1.0, deadline - clock.monotonic())
 
 
-def _server(argv: list[str], deadline: float, clock) -> dict:
-    code, said = fabric.run_tool(argv, _left(deadline, clock))
-    return {"ok": code == 0, "error": None if code == 0 else fabric.complaint(said) or f"exit code {code}"}
+def _server(argv: list[str], tool: str, deadline: float, clock) -> dict:
+    failed = None
+    while True:
+        code, said = fabric.run_tool(argv, _left(deadline, clock))
+        if fabric.served(said) if tool == "rping" else code == 0:
+            return {"ok": True, "error": None}
+        if code != _GIVEN_UP or not failed:
+            failed = fabric.complaint(said) or f"exit code {code}"
+        # A connection that breaks off ends rping's server too, and its client tries again.
+        if tool != "rping" or clock.monotonic() + _FIRST >= deadline:
+            return {"ok": False, "error": failed}
+        clock.sleep(_FIRST)
 
 
 def _client(argv: list[str], tool: str, deadline: float, options: dict, clock) -> dict:
     clock.sleep(_FIRST)
-    refused = None
+    errors: dict[str, None] = {}
     while True:
         start = clock.monotonic()
         code, said = fabric.run_tool(argv, _left(deadline, clock))
         took = clock.monotonic() - start
         result = fabric.parse(tool, code, said, options["seconds"])
+        if code != _GIVEN_UP or not errors:  # earlier errors say more than an attempt cut off by the deadline
+            errors[result["error"]] = None
         # A server that does not listen yet refuses, on a slow node for seconds. A test that ran and failed is a result.
         over = clock.monotonic() + _AGAIN >= deadline
         if result["ok"] or over or (took >= options["seconds"] and not fabric.refused(said)):
             output = None if result["ok"] else said[-_KEPT:]
-            if code == _GIVEN_UP and refused:
-                result = {**result, "error": refused}  # the refusal says more than an attempt cut off by the deadline
-            return {**result, "seconds": round(took, 1), "command": " ".join(argv), "output": output}
-        refused = result["error"]
+            error = None if result["ok"] else "; then ".join(errors)
+            return {**result, "error": error, "seconds": round(took, 1), "command": " ".join(argv), "output": output}
         clock.sleep(_AGAIN)
 
 

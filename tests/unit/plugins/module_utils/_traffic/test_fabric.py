@@ -44,7 +44,7 @@ NEAR, RXE = "taskset -c 0-31 ib_write_bw", "-d rxe0 -i 1 -x 1"
     ({"server": NO_GID}, f"ib_write_bw -d mlx5_0 -i 1 {LAST}", f"ib_write_bw {RXE} {LAST} 127.0.0.1"),
     (CLASSES, f"ib_write_bw -d mlx5_0 -i 1 --tclass=106 {LAST}",
      f"ib_write_bw -d mlx5_0 -i 1 --tclass=0 {LAST} 127.0.0.1"),
-    ({"tool": "rping"}, "rping -s -a 10.0.0.1 -p 18600 -C 10", "rping -c -v -V -a 127.0.0.1 -p 18600 -C 10"),
+    ({"tool": "rping"}, "rping -s -v -a 10.0.0.1 -p 18600 -C 10", "rping -c -v -V -a 127.0.0.1 -p 18600 -C 10"),
     ({"cpus": "0-31", "gpu": 3}, f"{NEAR} {RXE} {LAST} {CUDA}", f"{NEAR} {RXE} {LAST} {CUDA} 127.0.0.1"),
     ({"cpus": "0-31", "gpu": 3, "client": {"dmabuf": True}}, f"{NEAR} {RXE} {LAST} {CUDA}",
      f"{NEAR} {RXE} {LAST} {CUDA} --use_cuda_dmabuf 127.0.0.1"),
@@ -174,14 +174,30 @@ def test_a_peer_that_never_comes_costs_its_round_and_no_more(tool, tmp_path):
     assert clock.monotonic() - start < 2 * options["round_seconds"] + 5
 
 
-def test_clients_try_again_while_a_server_is_still_binding(tmp_path, put, script, monkeypatch):
-    ok, refused = (put(name, said(name)) for name in ("rping-44.0-ok", "rping-44.0-refused"))
-    up = tmp_path / "up"
-    script("bin/rping", f"if [ -e {up} ]; then cat {ok}; else touch {up}; cat {refused}; exit 255; fi")
+BROKEN, SERVED = "server DISCONNECT EVENT...\n", "server ping data: rdma-ping-0: ABC\n" * fabric.PINGS
+
+
+@pytest.mark.parametrize(("role", "first", "code", "second"), [
+    ("client", said("rping-44.0-refused"), 255, said("rping-44.0-ok")), ("server", BROKEN, 0, SERVED),
+])  # fmt: skip
+@pytest.mark.parametrize("left", [30, 0])
+def test_both_ends_try_again_in_their_time(tmp_path, put, script, monkeypatch, role, first, code, second, left):
+    """A client while its server binds or after its connection broke off, and a server after that."""
+    early, later, up = put("early", first), put("later", second), tmp_path / "up"
+    script("bin/rping", f"if [ -e {up} ]; then cat {later}; else touch {up}; cat {early}; exit {code}; fi")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    options = {**OPTIONS, "round_seconds": 30, "tool": "ib_write_bw"}
+    options = {**OPTIONS, "round_seconds": left, "tool": "ib_write_bw"}
+    (result,) = rounds.run(part(role, made("one", 18957, tool="rping")), options, Tree(str(tmp_path)), Hurried())
+    assert (result["ok"], result["error"]) == ((True, None) if left else (False, fabric.complaint(first)))
+
+
+def test_a_client_tells_why_it_failed_first_and_not_only_that_its_server_has_gone(tmp_path, put, script, monkeypatch):
+    refused, up = put("refused", said("rping-44.0-refused")), tmp_path / "up"
+    script("bin/rping", f"[ -e {up} ] && cat {refused} || (touch {up}; echo data mismatch! error); exit 255")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    options = {**OPTIONS, "round_seconds": 5, "tool": "ib_write_bw"}
     (result,) = rounds.run(part("client", made("one", 18957, tool="rping")), options, Tree(str(tmp_path)), Hurried())
-    assert (result["ok"], result["error"]) == (True, None)
+    assert result["error"].split("; then ") == ["data mismatch! error", fabric.complaint(said("rping-44.0-refused"))]
 
 
 def test_a_tool_that_never_ends_is_abandoned_at_the_end_of_its_round(tmp_path, script, monkeypatch):
