@@ -20,7 +20,7 @@ UNRECOVERABLE = (
 )
 # Events that only repeat the state of a container.
 _ECHOES = ("BackOff: ", "Failed: Error: ImagePullBackOff", "Failed: Error: ErrImagePull")
-_UNSCHEDULED = ("Unschedulable", "SchedulingGated", "SchedulerError")
+_UNMET = ("Unschedulable", "SchedulingGated", "SchedulerError", "ReadinessGatesNotReady")
 # How a program ends that has started.
 _ENDS = (None, "Error", "Completed")
 
@@ -31,10 +31,10 @@ def state(item: dict, events: list[dict]) -> dict:
     reasons = [
         f"{condition.get('reason')}: {condition.get('message')}"
         for condition in status.get("conditions") or []
-        if condition["status"] != "True" and condition.get("reason") in _UNSCHEDULED
+        if condition["status"] != "True" and condition.get("reason") in _UNMET
     ]
-    if status.get("reason"):
-        reasons.append(f"{status['reason']}: {status.get('message') or ''}")
+    if item["metadata"].get("deletionTimestamp"):
+        reasons.append(f"Terminating: since {item['metadata']['deletionTimestamp']}")
     ended = ""
     containers = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
     for container in [one for one in containers if not one.get("ready")]:
@@ -42,7 +42,10 @@ def state(item: dict, events: list[dict]) -> dict:
         ended = max(ended, (last.get("finishedAt") or "")[:19])
         for why in (now.get("waiting"), now.get("terminated"), last if last.get("reason") not in _ENDS else None):
             if why and why.get("reason") not in ("ContainerCreating", "PodInitializing"):
-                reasons.append(f"{why.get('reason')}: {why.get('message') or ''}".rstrip(": "))
+                code = f"exit code {why['exitCode']}" if "exitCode" in why else ""
+                reasons.append(f"{why.get('reason')}: {why.get('message') or code}".rstrip(": "))
+    if status.get("reason"):
+        reasons.append(f"{status['reason']}: {status.get('message') or ''}")
     return {
         "phase": status.get("phase") or "Unknown",
         "ready": conditions(item).get("Ready") == "True",

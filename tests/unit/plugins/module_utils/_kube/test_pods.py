@@ -420,6 +420,8 @@ def again(**last):
     ({}, [event("a", 1), event("b", 2, uid="an earlier pod"), event("c", 3, kind="ReplicaSet")], ["a: a"]),
     ({"conditions": [{"type": "X", "status": "False", "reason": "SchedulingGated"}]}, [], ["SchedulingGated: None"]),
     (again(reason="OOMKilled"), [], ["CrashLoopBackOff", "OOMKilled"]),
+    ({"reason": "Evicted", "containerStatuses": [{"state": {"terminated": {"reason": "Error", "exitCode": 137}}}]},
+        *([], ["Error: exit code 137", "Evicted: "])),
     (again(reason="Error", finishedAt="2026-11-28T07:00:05Z"), [event("a", 4)], ["CrashLoopBackOff"]),
 ])  # fmt: skip
 def test_the_last_reason_is_what_holds_the_pod_now(status, events, reasons):
