@@ -25,7 +25,10 @@ CNI_VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 _BY_DEVICE = ("host-device", "sriov", "ib-sriov")
 _ON_MASTER = ("macvlan", "ipvlan", "ipoib", "vlan")
 # No interface serves both at a time.
-_APART = (("ipvlan", "macvlan"), *(("host-device", kind) for kind in _ON_MASTER))
+_APART = (
+    *(("ipvlan", "macvlan"), ("passthru", "macvlan"), ("passthru", "ipvlan"), ("host-device", "passthru")),
+    *(("host-device", kind) for kind in _ON_MASTER),
+)
 # They create the interface; the others of a chain change it.
 _MAIN = (*_BY_DEVICE, *_ON_MASTER, "bridge", "ptp", "dummy", "tap", "bond", "ovs")
 # They need the result of one before them.
@@ -40,9 +43,19 @@ _CHOICES = {
     **{(kind, "link_state"): ("auto", "enable", "disable") for kind in ("sriov", "ib-sriov")},
     **{("sriov", option): ("on", "off") for option in ("trust", "spoofchk")},
 }
+# (plugin, option that it ignores): what to do instead.
+_UNREAD = {
+    **dict.fromkeys(
+        itertools.product(("macvlan", "ipvlan", "host-device", "ipoib"), ("vlan", "vlanId")),
+        "make the VLAN's interface on the nodes, and name that one",
+    ),
+    **dict.fromkeys(itertools.product(("host-device", "ipoib"), ("mtu", "pkey")), "set it on the node's interface"),
+    ("vlan", "vlan"): "call it vlanId; otherwise the VLAN is 0",
+}
 # Options of plugins and their IPAM by type: a plugin refuses the whole configuration if one has another.
 _TYPED = {
     **dict.fromkeys(("exclude", "routes", "ranges", "ipRanges", "addresses"), (list, "list")),
+    "capabilities": (dict, "mapping"),
     **dict.fromkeys(("pkey", "range", "subnet", "gateway", "node_slice_size", "poolName", "poolType"), (str, "text")),
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -149,7 +162,8 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding
     for network in networks:
         obj = f"NetworkAttachmentDefinition {network['namespace']}/{network['name']}"
         for host, config in _configs(network, obj, findings):
-            config[_SUBNET] = network["subnet"]
+            specs = _specs(network, config) or [network]
+            config[_SUBNETS] = [spec.get("subnet") or spec.get("cidr") for spec in specs]
             parsed.append((network, obj, host, config))
             findings += _form(network, obj, config)
             findings += _resource(network, obj, config, cluster)
@@ -173,7 +187,7 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding
 
 
 def notes(networks: list[dict]) -> list[str]:
-    """What only one pod at a time can use."""
+    """What pods have to know of networks that are no fault."""
     found = []
     for network in networks:
         for config in (_whole(core_text.json_object(text)) for text in network["configs"].values()):
@@ -182,6 +196,10 @@ def notes(networks: list[dict]) -> list[str]:
             why = f"every pod that attaches gets {', '.join(held)}: one pod at a time" if held else ""
             if config.get("mode") == "passthru":
                 why = "passthru takes the whole interface: one pod of a node at a time"
+            if config.get("type") in ("macvlan", "ipvlan") and not ipam.get("type"):
+                why = "without ipam pods get no address, and RoCE no GID but the link-local one"
+            if ipam.get("type") == "dhcp":
+                why = "addresses come from the DHCP daemon, which has to run on each node: /opt/cni/bin/dhcp daemon"
             found += [f"network {network['namespace']}/{network['name']}: {why}"] * bool(why)
     return list(dict.fromkeys(found))
 
@@ -230,6 +248,10 @@ def _form(network: dict, obj: str, config: dict):
     if first in _LATER:
         step = "put it in plugins, behind the one that makes the interface"
         yield Finding(obj, "a plugin that makes an interface", f"{first} is first", step, "nad:chain")
+    makers = [plugin["type"] for plugin in config[_CHAIN] if plugin.get("type") in _MAIN]
+    if len(makers) > 1:
+        step = "make a network of each: the second finds the interface's name taken"
+        yield Finding(obj, "one plugin that makes the interface", core_text.listing(makers), step, "nad:chain")
     lost = [f"{key} beside plugins" for key in config[_BESIDE]]
     lost += [f"ipam of {one['type']}" for one in config[_CHAIN] if one.get("type") in _LATER and "ipam" in one]
     if lost:
@@ -257,6 +279,12 @@ def _values(obj: str, part: dict):
         if kind == name and part.get(key) not in (None, "", *known):
             seen = f"{key} {json.dumps(part[key])}"
             yield Finding(obj, f"{key} {core_text.listing(known)}", seen, "use one of them", "nad:value")
+    for (name, key), step in _UNREAD.items():
+        if kind == name and part.get(key):
+            yield Finding(obj, f"options that {kind} reads", f"{key} {json.dumps(part[key])}", step, "nad:value")
+    if kind == "bridge" and part.get("bridge") in (None, "", "cni0"):
+        step = "give it another name: its ports would be in the pod network"
+        yield Finding(obj, "a bridge of its own", "cni0, that of Flannel", step, "nad:taken")
     for key, most in (("mtu", 65535), ("vlan", 4094), ("vlanId", 4094)):
         value = part.get(key)
         if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most):
@@ -399,8 +427,8 @@ def _mtu(obj: str, mtu: int, host: str, master: str, netdev: dict) -> list[Findi
 # --- addresses -------------------------------------------------------------------------------------------------------
 
 
-# Key of an nv-ipam pool's subnet in a parsed configuration; the configuration itself only has the pool's name.
-_SUBNET = "subnet of the pool"
+# Key of the subnets of nv-ipam's pools in a parsed configuration; the configuration itself only has their names.
+_SUBNETS = "subnets of the pools"
 # Keys of all plugins of the chain that it is part of, and of what stands beside the list of them.
 _CHAIN, _BESIDE = "chain", "beside"
 
@@ -419,17 +447,20 @@ def _given_ranges(config: dict) -> list[_Range]:
     ipam = config["ipam"]
     kind = ipam.get("type")
     if kind == "whereabouts":
-        several = dicts(ipam.get("ipRanges")) or [ipam]
+        listed = dicts(ipam.get("ipRanges"))
+        # What stands beside the list holds for the range beside it only; one gateway, for ranges of its family.
+        several = [*([ipam] if ipam.get("range") or not listed else ()), *listed]
+        six = ":" in str(ipam.get("gateway"))
         return [
             _Range(
                 *(given.get(key) for key in ("range", "range_start", "range_end")),
-                ipam.get("gateway"),
-                [*_list(given.get("exclude")), *(_list(ipam.get("exclude")) if given is not ipam else ())],
+                ipam.get("gateway") if len(several) == 1 or six == (":" in str(given.get("range"))) else None,
+                _list(given.get("exclude")),
             )
             for given in several
         ]
     if kind == "nv-ipam":
-        return [_Range(config[_SUBNET], None, None, None)] if config.get(_SUBNET) else []
+        return [_Range(given, None, None, None) for given in config.get(_SUBNETS) or () if given]
     if kind == "static":
         several = [(str(given.get("address")), given.get("gateway")) for given in dicts(ipam.get("addresses"))]
         return [
@@ -637,6 +668,8 @@ def _readable(given: _Range, size, kind, problems: list[str], reserving=False, w
             raise ValueError(f"a block of {size or 'no size'}")
         if kind == "host-local":
             ipaddress.ip_network(str(given.subnet))
+        for excluded in given.exclude if kind == "whereabouts" else ():
+            ipaddress.ip_network(str(excluded), strict=False)
         prefix = int(size) if size and isinstance(size, str) else None
         pool = address_pool.make(*given, whole=prefix is not None, reserving=reserving)
         if prefix is not None and not pool.network.prefixlen <= prefix <= pool.network.max_prefixlen:
@@ -679,7 +712,7 @@ def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[Findin
 def _among_each_other(parsed: list) -> list[Finding]:
     """Two networks of different names whose subnets overlap: the same addresses are tracked twice."""
     subnets = dict.fromkeys(
-        (obj, network["name"], span[0], _book(config))
+        (obj, network["name"], span[0], _books(config, span[0]))
         for network, obj, _host, config in parsed
         for span in ranges_of(config)
     )
@@ -688,15 +721,16 @@ def _among_each_other(parsed: list) -> list[Finding]:
         Finding(
             obj, "a separate subnet", f"{mine} overlaps with {theirs} of {other.split()[1]}", step, "nad:overlap-nad"
         )
-        for (obj, name, mine, book), (other, other_name, theirs, other_book) in itertools.combinations(subnets, 2)
-        if name != other_name and _overlap(mine, theirs) and not (book and book == other_book)
+        for (obj, name, mine, books), (other, other_name, theirs, other_books) in itertools.combinations(subnets, 2)
+        if name != other_name and _overlap(mine, theirs) and not (mine == theirs and books & other_books)
     ]
 
 
-def _book(config: dict) -> str:
-    """The range that whereabouts tracks once for the whole cluster, so several networks may share it."""
+def _books(config: dict, subnet) -> frozenset:
+    """The records that whereabouts or nv-ipam keep of a range for the whole cluster, so networks may share them."""
     ipam = config["ipam"]
-    return str(ipam.get("range") or "") if ipam.get("type") == "whereabouts" else ""
+    own = [(str(subnet), str(ipam.get("network_name") or ""))] if ipam.get("type") == "whereabouts" else ()
+    return frozenset([*own, *pool_keys(config)])
 
 
 def _same_name(parsed: list) -> list[Finding]:
@@ -742,7 +776,8 @@ def _same_interface(parsed: list, nodes: list[dict]):
     for _network, obj, host, config in parsed:
         for node in nodes:
             if host in ("", node["host"]):
-                users.setdefault((node["host"], master_of(config, node)), {})[config.get("type")] = obj
+                kind = "passthru" if config.get("mode") == "passthru" else config.get("type")
+                users.setdefault((node["host"], master_of(config, node)), {})[kind] = obj
     for (host, master), by_kind in users.items():
         for kind, other in _APART if master else ():
             if kind in by_kind and other in by_kind:

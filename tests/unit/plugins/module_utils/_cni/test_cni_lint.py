@@ -348,6 +348,7 @@ def bare(resource=None, **config):
 
 
 EXCLUDING = {"type": "whereabouts", "ipRanges": [{"range": "198.18.2.0/24", "exclude": ["198.18.2.0/30"]}]}
+BOTH_FAMILIES = {**EXCLUDING, "range": "fd00:5::/64", "gateway": "198.18.2.254"}
 HOST_LOCAL, EVERYWHERE = {"type": "host-local"}, [{"dst": "0.0.0.0/0"}]
 SBR = [{**MACVLAN, "ipam": {**LOCAL, "routes": EVERYWHERE}}, {"type": "sbr"}]
 LATER_PLUGIN = [{"type": "own"}, {**MACVLAN, "master": "eth0", "ipam": {}}]
@@ -364,6 +365,13 @@ ROWS = {
     "host-device by resource": (bare(VFS, type="host-device", ipam={}), None),
     "a chain": (bare(plugins=[MACVLAN, {"type": "tuning"}]), None),
     "an exclusion": (addressed(EXCLUDING), None),
+    "a gateway for one of two families": (addressed(BOTH_FAMILIES), None),
+    "a VLAN that macvlan ignores": (macvlan(vlan=7), "value"),
+    "the VLAN by another plugin's name": (macvlan(type="vlan", vlan=7, ipam={}), "value"),
+    "Flannel's bridge": (bare(type="bridge", ipam={}), "taken"),
+    "two plugins that make the interface": (bare(plugins=[MACVLAN, {"type": "bond"}]), "chain"),
+    "capabilities as a list": (macvlan(capabilities=["ips"]), "value"),
+    "an exclusion from one to another": (addressed(WHEREABOUTS, exclude=["198.18.2.110-198.18.2.120"]), "address"),
     "sbr keeps a default route apart": (bare(plugins=SBR), None),
     "no JSON": (nad("{"), "json"),
     "a list": (nad("[]"), "json"),
@@ -458,6 +466,7 @@ def both(ipam, other):
 
 
 BOOK = {"type": "whereabouts", "range": "198.51.101.0/24", "network_name": "x"}
+POOLED, POOL = {"type": "nv-ipam", "poolName": "pool"}, pooled(SUBNET)[1]
 SLICED = {"type": "whereabouts", "range": "198.51.100.0/24", "node_slice_size": "/26"}
 
 
@@ -479,12 +488,18 @@ SLICED = {"type": "whereabouts", "range": "198.51.100.0/24", "node_slice_size": 
     (pooled(SUBNET, name="pool,pool,pool"), 1, "pools"),
     ([macvlan(), bare(type="ipvlan", master=MACVLAN["master"], ipam={})], 1, "taken"),
     ([macvlan(), bare(type="host-device", device=MACVLAN["master"], ipam={})], 1, "taken"),
+    ([macvlan(), macvlan(mode="passthru", ipam={})], 1, "taken"),
     ([addressed(SLICED)], 4, None), ([addressed(SLICED)], 5, "blocks"),
     (pooled(SUBNET, name="other"), 1, "pool-missing"), (pooled(SUBNET, name="pool,other"), 1, "pool-missing"),
     ([macvlan()], 2, "host-local-nodes"), ([addressed(WHEREABOUTS)], 2, None),
     # Networks that share a record of addresses must share the range, and a subnet only with its record.
     (both(BOOK, {**BOOK, "range": "198.51.100.0/24"}), 1, "same-name"),
     (both(BOOK, {**BOOK, "range": "198.51.100.0/24", "network_name": "y"}), 1, None),
+    (both(BOOK, {**BOOK, "network_name": "y"}), 1, "overlap-nad"),
+    (both(WHEREABOUTS, {**WHEREABOUTS, "range": "198.18.2.7/24"}), 1, None),
+    ([*both(POOLED, POOLED), POOL], 1, None),
+    ([{**POOL, "metadata": {"name": "q"}}, *pooled({**SUBNET, "subnet": "10.42.0.0/24"}, name="q,pool")],
+        *(1, "overlap-pod")),
     (both(BOOK, BOOK), 1, None), (both(WHEREABOUTS, WHEREABOUTS), 1, None),
     (both(LOCAL, LOCAL), 1, "overlap-nad"), ([macvlan(), nad(MACVLAN, namespace="train")], 1, None),
 ])  # fmt: skip
