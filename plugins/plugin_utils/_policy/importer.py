@@ -101,6 +101,10 @@ class _Import:
                 step = "make it an IPPool; role networks creates no other kind"
                 page.refuse(("spec", "ipam", "poolName"), "an IPPool", f"CIDRPool {item['pool']}", step)
         items = [item for _page, item in self.items]
+        names = [item["name"] for item in items]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            step = "rename one of them: the plugins track addresses by this name, across namespaces"
+            self._refuse(f"network {name}", "one network of this name", f"{names.count(name)} of them", step)
         lines = [line for page in self.pages for line in page.lines]
         for component in networks.components(items):
             if component not in self.components:

@@ -1,6 +1,7 @@
 """Networks of Network Operator (kinds: TYPES) and nv-ipam's IPPools, as attachments. Pure."""
 
 import json
+import re
 
 from ...module_utils._cni import address_pool
 from ...module_utils._core import text
@@ -17,6 +18,8 @@ TYPES = {
 }
 # The operator prefixes a HostDeviceNetwork's resource with this (pkg/state/state_hostdevice_network.go).
 DEVICE_PREFIX = "nvidia.com/"
+# What stands behind the prefix of a resource (api/v1alpha1/validator/hostdevicenetwork_webhook.go).
+RESOURCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)?[A-Za-z0-9]")
 _IPAM = ("spec", "ipam")
 _OF_FUNCTIONS = {
     "metaPlugins": "an attachment is one plugin: pods get RDMA devices with the resource (rdma), the MTU is the "
@@ -162,11 +165,11 @@ def attachment(page: Page, netdevs: dict) -> dict:
 
 def _resource(page: Page, item: dict) -> None:
     path, name = ("spec", "resourceName"), page.get("spec", "resourceName")
-    if not isinstance(name, str) or not name:
-        step = "set the resource of the SR-IOV device plugin that hands out the functions"
+    full = DEVICE_PREFIX + str(name).removeprefix(DEVICE_PREFIX)
+    if not isinstance(name, str) or not RESOURCE.fullmatch(full[len(DEVICE_PREFIX) :]):
+        step = "set the resource of the SR-IOV device plugin that hands out the functions, without another prefix"
         page.refuse(path, "a resource", short(name), step)
         return
-    full = name if name.startswith(DEVICE_PREFIX) else DEVICE_PREFIX + name
     item["resource_name"] = full
     why = "the operator prefixes nvidia.com/; a plugin has to serve it with PCI addresses, which the shared one cannot"
     page.say(path, TAKEN, f"resource_name: {full}", why)
@@ -238,11 +241,11 @@ def _nv_ipam(page: Page, item: dict) -> None:
     kind = page.get(*_IPAM, "poolType")
     if kind is not None:
         page.say((*_IPAM, "poolType"), TAKEN, why="ippool is what role networks creates")
-    if kind not in (None, "ippool"):
+    if str(kind or "ippool").lower() != "ippool":
         step = "make it an IPPool; role networks creates no other kind"
         page.refuse((*_IPAM, "poolType"), "ippool", short(kind), step)
-    name = page.get(*_IPAM, "poolName")
-    if not isinstance(name, str) or not name:
+    name = page.get(*_IPAM, "poolName") or page.name  # as nv-ipam does
+    if not isinstance(name, str):
         page.refuse((*_IPAM, "poolName"), "the name of a pool", short(name), "give the name of the IPPool")
         return
     item["pool"] = name
@@ -269,7 +272,7 @@ def _one_range(page: Page, field: str) -> tuple | None:
         return _IPAM
     outer = ranges if isinstance(ranges, list) else [ranges]
     flat = [one for inner in outer for one in (inner if isinstance(inner, list) else [inner])]
-    if len(flat) != 1 or not isinstance(flat[0], dict):
+    if len(flat) != 1 or not isinstance(flat[0], dict) or page.has(*_IPAM, "range"):
         page.refuse((*_IPAM, field), "one range", short(ranges), "create one network for each range")
         return None
     page.put((*_IPAM, field), flat[0])

@@ -79,13 +79,13 @@ class Page:
     def leave(self, path: tuple, known: dict) -> None:
         """Fields below a path that are not taken. known: {field: why}"""
         for field, why in known.items():
-            if self.has(*path, field):
+            if self.has(*path, field) and (*path, field) not in self._said:
                 self.say((*path, field), LEFT_OUT, why=why)
 
     def finish(self) -> None:
         """Reports every field without a line."""
         for path, known in ((("metadata",), _METADATA), ((), {"status": "the operator writes it"})):
-            self.leave(path, {field: why for field, why in known.items() if (*path, field) not in self._said})
+            self.leave(path, known)
         for path in _leaves(self.content):
             if not any(path[: len(said)] == said for said in self._said):
                 place = next((f"{one} belongs to {_BELONGS[one]}" for one in path if one in _BELONGS), "")

@@ -4,22 +4,30 @@ SR-IOV device plugin and SriovNetworkNodePolicies as networks_sriov and networks
 
 from ...module_utils._core import text
 from ...module_utils._device_plugin import config
-from .networks import DEVICE_PREFIX, as_mapping
-from .page import LEFT_OUT, TAKEN, UNKNOWN, WRONG, Page, short
+from .networks import DEVICE_PREFIX, RESOURCE, as_mapping
+from .page import LEFT_OUT, NOTHING, TAKEN, UNKNOWN, WRONG, Page, short
 
 API = "sriovnetwork.openshift.io/v1"
 KINDS = ("SriovNetwork", "SriovIBNetwork")
 NODE_POLICY = "SriovNetworkNodePolicy"
 _ADDRESSES = ("pciAddresses", "rootDevices", "pfNames")
+_NETDEVICE = "netdevice"
 _NOT_TAKEN = {
     "deviceType": "functions stay with the network driver",
     "isRdma": "resources of the role are always RDMA",
     "mtu": "set it on the interface (rail_links_settings)",
     "linkType": "firmware settings stay with the operator",
     "eSwitchMode": "the role does not change the mode of the card",
+    "externallyManaged": "networks_sriov leaves the functions to who makes their VFs",
     "priority": "each function is listed once",
     "nodeSelector": "networks_sriov is set for each host or group of the inventory",
-    **dict.fromkeys(("bridge", "excludeTopology", "externallyManaged", "needVhostNet", "vdpaType"), "no such option"),
+    **dict.fromkeys(("bridge", "excludeTopology", "needVhostNet", "vdpaType"), "no such option"),
+}
+# Selectors of the SR-IOV device plugin besides addresses and models.
+_NOT_SELECTED = {
+    "isRdma": _NOT_TAKEN["isRdma"],
+    "drivers": _NOT_TAKEN["deviceType"],
+    **dict.fromkeys(("linkTypes", "auxTypes", "ddpProfiles", "pKeys", "acpiIndexes"), "the rails choose the functions"),
 }
 _ENTRY_KEYS = {key.lower(): key for key in ("resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors")}
 _SELECTORS = ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
@@ -49,7 +57,7 @@ def read(page: Page, path: tuple, nodes: list[dict], variables: dict) -> None:
 
 def _entry(page: Page, path: tuple, entry, nodes: list[dict]) -> dict | None:
     name = config.keys(entry).get("resourcename") if isinstance(entry, dict) else None
-    if not name or not isinstance(name, str) or "/" in name:
+    if not isinstance(name, str) or not RESOURCE.fullmatch(name):
         step = "give each entry a resourceName; what stands before a / is its resourcePrefix"
         page.refuse(path, "an entry with resourceName", short(entry), step)
         return None
@@ -150,8 +158,12 @@ def sriov_resources(page: Page, path: tuple, nodes: list[dict], variables: dict)
         return
     for number, entry in enumerate(listed):
         where = (*path, "resourceList", number)
-        if not isinstance(entry, dict) or not isinstance(entry.get("resourceName"), str):
-            page.refuse(where, "an entry with resourceName", short(entry), "name the resource")
+        if not isinstance(entry, dict) or not RESOURCE.fullmatch(str(entry.get("resourceName") or "")):
+            page.refuse(where, "an entry with resourceName", short(entry), "name the resource, without its prefix")
+            continue
+        if str(entry.get("deviceType") or _NETDEVICE).lower() != _NETDEVICE:
+            step = "leave the entry out: the role offers functions of the network driver"
+            page.refuse(where, "deviceType netDevice", short(entry["deviceType"]), step)
             continue
         given = entry.get("selectors") or {}
         each = given if isinstance(given, list) else [given]
@@ -160,6 +172,9 @@ def sriov_resources(page: Page, path: tuple, nodes: list[dict], variables: dict)
             page.refuse((*where, "selectors"), "a mapping of lists, or several", short(given), "correct its type")
             continue
         addresses = {name: [one for part in each for one in part.get(name) or []] for name in _ADDRESSES}
+        page.leave(where, dict.fromkeys(("excludeTopology", "additionalInfo"), "no such option"))
+        for path in [(*where, "selectors"), *((*where, "selectors", one) for one in range(len(each)))]:
+            page.leave(path, {key: why for key, why in _NOT_SELECTED.items() if page.get(*path, key) is not True})
         prefix = str(entry.get("resourcePrefix") or DEVICE_PREFIX.rstrip("/"))
         _resource(page, where, (prefix, entry["resourceName"]), addresses, nodes, variables)
 
@@ -216,31 +231,33 @@ def functions(page: Page, nodes: list[dict], variables: dict) -> None:
         step = "set rootDevices, or let nodes be read: ansible-playbook -i INVENTORY gpufabric.rdma.import_policy "
         seen = f"{short(chosen)}, which no rail of the nodes that were read fits" if nodes else short(chosen)
         page.refuse(path, "physical functions", seen, f"{step}-e policy_hosts=gpu_nodes")
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1 or not isinstance(resource, str):
+    name = str(resource or "").removeprefix(DEVICE_PREFIX)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1 or not RESOURCE.fullmatch(name):
         seen = f"numVfs {short(count)}, resourceName {short(resource)}"
-        page.refuse(("spec",), "numVfs and resourceName", seen, "set both")
+        page.refuse(("spec",), "numVfs and resourceName", seen, "set both; a resource without another prefix")
         return
-    listed = variables.setdefault("networks_sriov", [])
+    outside = page.get("spec", "externallyManaged") is True
+    listed = [] if outside else variables.setdefault("networks_sriov", [])
     numbers = {item["pci"]: item["vfs"] for item in listed}
     for pci in functions_of:
         if numbers.get(pci, count) != count:
             seen, step = f"{numbers[pci]} and {count} of {pci}", "import the policies of each kind of node separately"
             page.refuse(("spec", "numVfs"), "one number of VFs for a function", seen, step)
     listed += [{"pci": pci, "vfs": count} for pci in functions_of if pci not in numbers]
-    page.say(("spec", "numVfs"), TAKEN, f"networks_sriov: {count} VFs of {text.listing(functions_of) or 'none'}")
+    became = NOTHING if outside else f"networks_sriov: {count} VFs of {text.listing(functions_of) or 'none'}"
+    page.say(("spec", "numVfs"), LEFT_OUT if outside else TAKEN, became)
     prefix = DEVICE_PREFIX.rstrip("/")
-    name = resource[len(DEVICE_PREFIX) :] if resource.startswith(DEVICE_PREFIX) else resource
     addresses = {"pciAddresses": [], "rootDevices": functions_of}
     _resource(page, ("spec", "resourceName"), (prefix, name), addresses, nodes, variables)
     if functions_of:
-        page.say(path, TAKEN, f"networks_sriov: {text.listing(functions_of)}")
+        page.say(path, TAKEN, f"networks_sriov{'_resources' * outside}: {text.listing(functions_of)}")
     page.leave(("spec",), _NOT_TAKEN)
 
 
 def _functions(chosen: dict, nodes: list[dict]) -> list[str]:
     """PCI addresses of the rails that fit all selectors, and rootDevices that are no rail of the nodes."""
     lists = [chosen.get(key) or [] for key in _ADDRESSES[1:]]
-    if not all(isinstance(given, list) for given in lists):
+    if not all(isinstance(given, list) for given in lists) or not {*chosen} <= {*_ADDRESSES[1:], "vendor", "deviceID"}:
         return []
     roots, names = ([str(one).partition("#")[0] for one in given] for given in lists)
     wanted = (roots, names, *([str(chosen[key])] if chosen.get(key) else [] for key in ("vendor", "deviceID")))

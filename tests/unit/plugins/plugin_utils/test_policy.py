@@ -224,6 +224,8 @@ TWO_POLICIES = [*documents("guide-000"), *changed("guide-001", 0, "metadata", "n
     (plugin("false", "useCdi"), "useCdi"),
     (plugin(NO_SELECTORS.replace("}", ', "selectors": {"pfNames": ["eth2"]}}', 1), "config"), "selectors"),
     (changed("host-device", 0, "spec", "resourceName", value=None), "spec.resourceName"),
+    (changed("host-device", 0, "spec", "resourceName", value="rdma/a"), "spec.resourceName"),
+    (network("ipam", '{"type": "whereabouts", "range": "9.9.0.0/24", "ipRanges": [{"range": "9.9.1.0/24"}]}'), "ipam"),
     (TWO_POLICIES, "NicClusterPolicy second"),
     ([*documents("guide-000"), {**documents("guide-000")[0], "source": "g"}], "NicClusterPolicy"),
 ])  # fmt: skip
@@ -290,6 +292,7 @@ ATTACHMENT = {
     "name": "a", "type": "sriov", "namespaces": ["default"], "resource_name": "nvidia.com/vf", "vlan": 7,
     "link_state": "auto", "ipam": "static",
 }  # fmt: skip
+NAMED = {"name": "a", "type": "macvlan", "namespaces": ["default"], "master": "eth2", "ipam": "nv-ipam", "pool": "a"}
 
 
 @pytest.mark.parametrize(("document", "variables"), [
@@ -299,6 +302,10 @@ ATTACHMENT = {
      {"networks_components": ["nv-ipam"], "networks_images": {"nv-ipam": "r/n:2"}}),
     (one("SriovNetwork", api=SRIOV, resourceName="vf", vlan=7, linkState="auto", ipam='{"type": "static"}'),
      {"networks_components": ["sriov-cni"], "networks_attachments": [ATTACHMENT]}),
+    (one("MacvlanNetwork", master="eth2", ipam='{"type": "nv-ipam", "poolType": "IPPool"}'),
+     {"networks_components": ["nv-ipam"], "networks_attachments": [NAMED]}),
+    (one("SriovNetworkNodePolicy", api=SRIOV, nicSelector={"pfNames": ["eth3"]}, numVfs=4, resourceName="vf",
+         externallyManaged=True), vf_resource(prefix="nvidia.com", rails=[1])),
     (node_policy(rootDevices=["0000:18:00.0"]), vf_resource(prefix="nvidia.com", sriov="0000:18:00.0", rails=[0])),
     (node_policy(pfNames=["eth3#0-3"]), vf_resource(prefix="nvidia.com", sriov="0000:2a:00.0", rails=[1])),
     (node_policy(vendor="15b3", deviceID="101b"), vf_resource(prefix="nvidia.com", sriov="0000:2a:00.0", rails=[1])),
@@ -313,6 +320,8 @@ ATTACHMENT = {
 def test_later_kinds_and_fields_become_variables_that_the_roles_take(document, variables):
     made = importer.run([document], READ)
     assert (made["findings"], made["variables"]) == ([], variables)
+    told = [(line["object"], line["field"]) for line in made["lines"]]
+    assert len(told) == len(set(told))
     assert host.validate(OPTIONS, variables)[1] == []
 
 
@@ -346,6 +355,8 @@ HOST_DEVICE = one("HostDeviceNetwork", resourceName="vf", ipam='{"type": "nv-ipa
     ([list_of(pfNames="eth2")], "resourceList[0].selectors"),
     ([one("CIDRPool", "p"), HOST_DEVICE], "spec.ipam.poolName"),
     ([one("CIDRPool", "p")], "the files"),
+    ([one("MacvlanNetwork", master="eth2"), HOST_DEVICE], "network a"),
+    ([node_policy(vendor="15b3", netFilter="x")], "spec.nicSelector"),
     ([node_policy(vendor="15b3", deviceID="101b", pfNames=["eth2"])], "spec.nicSelector"),
     ([node_policy(rootDevices=["0000:18:00.0"]), node_policy("b", count=8, rootDevices=["0000:18:00.0"])], "numVfs"),
     ([node_policy(pfNames=["eth2#0-1"]), node_policy("b", "vg", pfNames=["eth2#2-3"])], "spec.resourceName"),
