@@ -19,7 +19,11 @@ host's network nor more privileges for a container fixes any of these. Each is p
 """
 STARTS = """## Why a pod does not start
 
-Messages of components in a pod's events. Of nested messages the innermost counts; `*` stands for a word.
+Messages of components in a pod's events. Of nested messages the innermost counts; `*` stands for a word. They were
+read in the sources of {}.
+
+| who says it | text | cause | fix |
+|---|---|---|---|
 """
 PITFALLS = "## Pitfalls by id"
 
@@ -31,16 +35,15 @@ def entry(failure: Failure) -> str:
 
 
 def messages(one: dict) -> str:
-    cells = [("<br>".join(f"`{text}`" for text in texts), cause, fix) for texts, cause, fix in one["says"]]
-    lines = [f"### {one['component']}, from {one['read']}", "", "| text | cause | fix |", "|---|---|---|"]
-    return "\n".join(
-        [*lines, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells), ""]
-    )
+    cells = [(one["component"], "<br>".join(f"`{text}`" for text in texts), *told) for texts, *told in one["says"]]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells)
 
 
 def render() -> str:
-    parts = [HEAD, *map(entry, CATALOGUE), STARTS, *map(messages, DOCUMENT["messages"])]
-    return runnable("\n".join(parts)) + "\n" + "".join(TARGET.read_text().partition(PITFALLS)[1:])
+    sources = dict.fromkeys(one["read"] for one in DOCUMENT["messages"])
+    parts = [HEAD, *map(entry, CATALOGUE), STARTS.format("; ".join(sources)).rstrip()]
+    text = "\n".join([*parts, *map(messages, DOCUMENT["messages"]), "\n"])
+    return runnable(text) + "".join(TARGET.read_text().partition(PITFALLS)[1:])
 
 
 if __name__ == "__main__":
