@@ -17,8 +17,9 @@ from ..hca.tree import Tree
 
 _FILES = (
     ("/etc/netplan", (".yaml", ".yml")),
-    ("/etc/NetworkManager/system-connections", (".nmconnection",)),
+    ("/etc/NetworkManager/system-connections", ("",)),
     ("/etc/sysconfig/network-scripts", ("",)),
+    ("/etc/sysconfig/network", ("",)),
     ("/etc/systemd/network", (".network", ".netdev")),
     ("/etc/network/interfaces.d", ("",)),
     ("/etc/network", ("interfaces",)),
@@ -45,9 +46,11 @@ def configured(tree: Tree, netdev: str) -> list[dict[str, Any]]:
     for path, lines in files.items():
         if path in plans and netdev in labels:
             continue  # bonds and VLANs of any of its files refer to the label
+        if path.endswith(f"/ifcfg-{netdev}") and not any(line.startswith(("DEVICE=", "HWADDR=")) for line in lines):
+            places.append({"path": path, "line": 1})
         for number, line in enumerate(lines, 1):
             words = line.split("#", 1)[0].strip()
-            known = path in plans and words.split(":")[0] in labels
+            known = path in plans and words.split(":")[0].strip("\"'") in labels
             if not known and not words.startswith((";", "id=", "NAME=")) and _names(words, name, netdev):
                 places.append({"path": path, "line": number})
     return places
@@ -60,10 +63,11 @@ def hardware_address(tree: Tree, netdev: str) -> str:
 
 
 def _names(words: str, name: re.Pattern, netdev: str) -> bool:
-    """Whether a line has the name, or a networkd pattern that stops matching with or without a port name."""
-    if not words.startswith("Name="):
+    """Whether a line has the name, or a pattern that stops matching with or without a port name."""
+    given = re.match(r"(?:Name\s*=|(?:.*[\s{,])?name:|interface-name=)(.*)", words)
+    if not given:
         return bool(name.search(words))
-    patterns = words[len("Name=") :].split()
+    patterns = re.findall(r"[^\s,;'\"{}]+", given[1])
     other = netdev[:-3] if re.search(r"np\d$", netdev) else f"{netdev}np0"
     return any(fnmatch.fnmatchcase(netdev, pattern) for pattern in patterns) and not any(
         fnmatch.fnmatchcase(other, pattern) for pattern in patterns
@@ -79,16 +83,9 @@ def _paths(tree: Tree, table) -> Iterator[str]:
 
 def _by_mac(lines: list[str]) -> set[str]:
     """Blocks of a netplan file that match their interface by its MAC: their names are labels, like set-name."""
-    labels = set()
-    for number, line in enumerate(lines):
-        block = re.match(r"^(\s+)([\w.-]+):\s*$", line)
-        if not block:
-            continue
-        inside = []
-        for following in lines[number + 1 :]:
-            if following.strip() and len(following) - len(following.lstrip()) <= len(block.group(1)):
-                break
-            inside.append(following.strip())
-        if re.search(r"match:\s*\{?\s*(name:[^\n]*\n?)?\s*macaddress:", "\n".join(inside)):
-            labels.update((block.group(2), "set-name"))
-    return labels
+    plain = [re.sub(r"(^|\s)#.*", "", line).rstrip() for line in lines]
+    text = "".join(f"{line}\n" for line in plain if line)
+    blocks = re.findall(r"^( +)[\"']?([\w.-]+)[\"']?:(?=\n((?:\1 +.*\n)+))", text, re.MULTILINE)
+    # What stands beside match, not in it, sets another MAC.
+    by_mac = re.compile(r"^( +)match:(?: *\{[^}]*\bmacaddress:|\n(?:\1 +.*\n)*?\1 +macaddress:)", re.MULTILINE)
+    return {label for _indent, name, inside in blocks if by_mac.search(inside) for label in (name, "set-name")}

@@ -95,18 +95,24 @@ MANAGED, MAC = "name-change management-path", "a0:88:c2:b0:00:00"
 NM, NETWORKD = "/etc/NetworkManager/system-connections/f.nmconnection", "/etc/systemd/network/f.network"
 MATCHED = f"network:\n  ethernets:\n    {NIC}:\n      match:\n        macaddress: {MAC}\n      dhcp4: true"
 RULE = "/etc/udev/rules.d/70-f.rules"
+PLAN = "/etc/netplan/50-f.yaml"
 LINK, BY_SLOT = "/etc/systemd/network/10-f.link", f"[Match]\nPath=pci-0000:3b:00.0\n[Link]\nName={NIC}"
 MEMBER = Over({f"{NET}/address": "02:00:00:00:00:99", f"{NET}/bonding_slave/perm_hwaddr": MAC})
 BOND = f"{MATCHED}\n  bonds:\n    bond0:\n      interfaces:\n      - {NIC}"
 # (who configures the interface, the file, its text, whether it does so by name)
 CONFIGURED = [
-    ("netplan", "/etc/netplan/50-f.yaml", f"network:\n  ethernets:\n    {NIC}:\n      dhcp4: true", True),
-    ("netplan by MAC", "/etc/netplan/50-f.yaml", MATCHED, False),
-    ("netplan refers to a block by MAC", "/etc/netplan/50-f.yaml", BOND, False),
-    ("netplan sets a MAC", "/etc/netplan/50-f.yaml", f"network:\n ethernets:\n  {NIC}:\n   macaddress: {MAC}", True),
+    ("netplan", PLAN, f"network:\n  ethernets:\n    {NIC}:\n      dhcp4: true", True),
+    ("netplan by MAC", PLAN, MATCHED, False),
+    ("netplan by MAC and driver", PLAN, MATCHED.replace("match:", "match: # card\n        driver: mlx5_core"), False),
+    ("netplan by name, with another MAC", PLAN, MATCHED.replace("  mac", f"  name: {NIC}\n      mac"), True),
+    ("netplan, a pattern of port names", PLAN, "network:\n  ethernets:\n    a:\n      match: {name: 'e*np0'}", True),
+    ("NetworkManager, an old file", NM.rpartition(".")[0], f"[connection]\ninterface-name={NIC}", True),
+    ("netplan refers to a block by MAC", PLAN, BOND, False),
+    ("netplan sets a MAC", PLAN, f"network:\n ethernets:\n  {NIC}:\n   macaddress: {MAC}", True),
     ("NetworkManager", NM, f"[connection]\nid={NIC}\ninterface-name={NIC}", True),
     ("NetworkManager by MAC", NM, f"[connection]\nid={NIC}\n[ethernet]\nmac-address={MAC}", False),
     ("ifcfg", f"/etc/sysconfig/network-scripts/ifcfg-{NIC}", f"DEVICE={NIC}", True),
+    ("ifcfg by its own name", f"/etc/sysconfig/network/ifcfg-{NIC}", "BOOTPROTO=static", True),
     ("networkd", NETWORKD, f"[Match]\nName={NIC}", True),
     ("networkd, a pattern that fits any name", NETWORKD, "[Match]\nName=en*", False),
     ("networkd by MAC", NETWORKD, f"[Match]\nMACAddress={MAC}", False),
