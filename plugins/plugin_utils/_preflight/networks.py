@@ -288,10 +288,9 @@ def config(item: dict, master, ranges=None, taken=()) -> dict:
     elif item["type"] == "ipoib":
         made["master"] = master
     elif item["type"] == "host-device":
-        if item.get("pci"):
-            made["pciBusID"] = item["pci"]
-        elif master:
-            made["device"] = master
+        if item.get("pci") or master:
+            one = item.get("pci") or master
+            made["pciBusID" if ":" in one else "device"] = one
     else:
         made.update({key: item[key] for key in ("vlan", "link_state") if item.get(key)})
     if item["ipam"] == "static" and not item.get("addresses"):
@@ -488,13 +487,13 @@ def _default_ipam(variables: dict, item: dict) -> str:
 
 
 def masters(item: dict, nodes: list[dict]) -> dict:
-    """{host: name of the interface, or None if the node has no such rail}."""
+    """{host: name of the interface, or None if the node has no such rail}; for host-device, which may have moved the
+    interface into a pod, the address of its function."""
     if item.get("rail") is None:
         return {node["host"]: item.get("master") for node in nodes}
-    return {
-        node["host"]: next((rail["netdev"] for rail in node["rails"] if rail["index"] == item["rail"]), None)
-        for node in nodes
-    }
+    rails = {node["host"]: {rail["index"]: rail for rail in node["rails"]}.get(item["rail"]) or {} for node in nodes}
+    moves = item["type"] == "host-device"
+    return {host: rail.get("netdev") or (rail.get("pci") if moves else None) for host, rail in rails.items()}
 
 
 def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: dict, resources) -> None:

@@ -148,6 +148,14 @@ def test_host_device_takes_away_what_a_resource_selects_by(plan, place, resource
     assert [told in note for note in made["notes"]] == ([True] if told else [])
 
 
+@pytest.mark.parametrize(("place", "named"), [({"rail": 0}, ["0000:18:00.0", "eth2"]), ({"master": "eth2"}, ["eth2"])])
+def test_an_interface_that_is_in_a_pod_keeps_its_network(plan, place, named):
+    nodes = [node(0), node(1)]
+    nodes[0]["rails"][0]["netdev"] = nodes[0]["netdevs"].pop("eth2") and None
+    made = sound(plan(nodes, attachments=[{"name": "a", "type": "host-device", "ipam": "none", **place}]), nodes)
+    assert [config.get("pciBusID") or config["device"] for config in configs(made, "a").values()] == named
+
+
 NET = {"subnet": "192.0.2.0/24"}
 LOCAL = {**NET, "ipam": "host-local"}
 
