@@ -213,16 +213,14 @@ def _configs(network: dict, obj: str, findings: list[Finding]):
         where = f"{obj} on {host}" if host else obj
         try:
             config = json.loads(text)
+            seen = type(config).__name__
         except (TypeError, ValueError, RecursionError) as error:
-            step = "write the config as one JSON object; in YAML as a block after |"
-            findings.append(Finding(where, "a JSON object", f"{error}", step, "nad:json"))
-            continue
-        if not isinstance(config, dict):
-            findings.append(
-                Finding(where, "a JSON object", type(config).__name__, 'write it as {"cniVersion": …}', "nad:json")
-            )
-            continue
-        yield host, _whole(config)
+            config, seen = None, f"{error}"
+        if isinstance(config, dict):
+            yield host, _whole(config)
+        else:
+            step = 'write it as {"cniVersion": …}, one JSON object; in YAML as a block after |'
+            findings.append(Finding(where, "a JSON object", seen, step, "nad:json"))
 
 
 def _form(network: dict, obj: str, config: dict):
@@ -300,27 +298,24 @@ def _values(obj: str, part: dict):
             yield Finding(obj, f"{key} as a {name}", json.dumps(part[key]), step, "nad:value")
 
 
-def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[Finding]:
+def _resource(network: dict, obj: str, config: dict, cluster: dict):
     resource, kind = network["resource"], config.get("type")
     shared, device = cluster.get("shared_resources"), cluster.get("device_resources")
-    if resource is None:
-        if kind in ("sriov", "ib-sriov"):
-            step = "add the annotation k8s.v1.cni.cncf.io/resourceName with a resource of the SR-IOV device plugin"
-            return [Finding(obj, f"a resource that provides VFs for {kind}", "none", step, "nad:resource-missing")]
+    if resource is None and kind in ("sriov", "ib-sriov"):
+        step = "add the annotation k8s.v1.cni.cncf.io/resourceName with a resource of the SR-IOV device plugin"
+        yield Finding(obj, f"a resource that provides VFs for {kind}", "none", step, "nad:resource-missing")
+    elif resource is None:
         if kind == "host-device" and not any(map(config.get, ("device", "hwaddr", "kernelpath", "pciBusID"))):
             step = "add device or pciBusID, or the annotation k8s.v1.cni.cncf.io/resourceName"
-            return [Finding(obj, "the interface to move into the pod", "none", step, "nad:resource-missing")]
-        return []
-    if kind in _BY_DEVICE and shared is not None and resource in shared:
+            yield Finding(obj, "the interface to move into the pod", "none", step, "nad:resource-missing")
+    elif kind in _BY_DEVICE and shared is not None and resource in shared:
         step = "omit resourceName (pods request the resource themselves), or use one of the SR-IOV device plugin"
         seen = f"{resource} of a shared device plugin, whose IDs are 0, 1, 2 …: Multus passes them on as a PCI address"
-        return [Finding(obj, f"PCI addresses as device IDs for {kind}", seen, step, "nad:resource-host-device")]
-    known = None if shared is None or device is None else {*shared, *device}
-    if known is not None and resource not in known:
-        seen = f"{resource}; served are {core_text.listing(sorted(known)) or 'none'}"
+        yield Finding(obj, f"PCI addresses as device IDs for {kind}", seen, step, "nad:resource-host-device")
+    elif None not in (shared, device) and resource not in {*shared, *device}:
+        seen = f"{resource}; served are {core_text.listing(sorted({*shared, *device})) or 'none'}"
         step = "correct the name, or make a device plugin serve it; a pod that requests it stays Pending"
-        return [Finding(obj, "a resource that a device plugin serves", seen, step, "nad:resource-unknown")]
-    return []
+        yield Finding(obj, "a resource that a device plugin serves", seen, step, "nad:resource-unknown")
 
 
 # --- the interface below ---------------------------------------------------------------------------------------------
@@ -400,31 +395,27 @@ def _netns(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Fin
     return [Finding(obj, "RDMA netns mode exclusive", seen, f"{step}exclusive (rdma_netns_mode)", "nad:netns-mode")]
 
 
-def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluster: dict) -> list[Finding]:
-    findings, kind = [], config["type"]
+def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluster: dict):
+    kind, own = config["type"], f"{master} of {host}"
     if kind in ("macvlan", "ipvlan", "vlan") and netdev["type"] == "infiniband":
-        seen = f"{master} of {host} is InfiniBand"
-        step = "use type ipoib, or no attachment at all: verbs over InfiniBand need none"
-        findings.append(Finding(obj, f"an Ethernet interface for {kind}", seen, step, "nad:macvlan-infiniband"))
+        wanted, step = f"an Ethernet interface for {kind}", "use type ipoib, or no attachment: verbs over it need none"
+        yield Finding(obj, wanted, f"{own} is InfiniBand", step, "nad:macvlan-infiniband")
     if kind == "ipoib" and netdev["type"] == "ether":
-        step = "use type macvlan"
-        findings.append(
-            Finding(obj, "an InfiniBand interface", f"{master} of {host} is Ethernet", step, "nad:ipoib-ethernet")
-        )
+        yield Finding(obj, "an InfiniBand interface", f"{own} is Ethernet", "use type macvlan", "nad:ipoib-ethernet")
     if netdev["default_route"] and master not in (cluster.get("forbidden_masters_allowed") or ()):
         consequence = "leaves the node unreachable" if kind == "host-device" else "keeps pods from their own node"
-        seen = f"{master} of {host} carries the default route; {kind} on it {consequence}"
+        seen = f"{own} carries the default route; {kind} on it {consequence}"
         step = f"use a fabric NIC; to use this one anyway: networks_default_route_masters: [{master}]"
-        findings.append(Finding(obj, "an interface without the default route", seen, step, "nad:default-route"))
-    return findings + (_mtu(obj, config["mtu"], host, master, netdev) if isinstance(config.get("mtu"), int) else [])
+        yield Finding(obj, "an interface without the default route", seen, step, "nad:default-route")
+    if isinstance(config.get("mtu"), int):
+        yield from _mtu(obj, config["mtu"], host, master, netdev)
 
 
-def _mtu(obj: str, mtu: int, host: str, master: str, netdev: dict) -> list[Finding]:
-    if not netdev["mtu"] or mtu <= netdev["mtu"]:
-        return []
-    step = f"set it to {netdev['mtu']} or less, or raise that of {master} on the nodes (rail_links_settings)"
-    seen = f"mtu {mtu}; {master} of {host} has {netdev['mtu']}"
-    return [Finding(obj, "an MTU of at most that of the master", seen, step, "nad:mtu")]
+def _mtu(obj: str, mtu: int, host: str, master: str, netdev: dict):
+    if netdev["mtu"] and mtu > netdev["mtu"]:
+        step = f"set it to {netdev['mtu']} or less, or raise that of {master} on the nodes (rail_links_settings)"
+        seen = f"mtu {mtu}; {master} of {host} has {netdev['mtu']}"
+        yield Finding(obj, "an MTU of at most that of the master", seen, step, "nad:mtu")
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------

@@ -367,7 +367,6 @@ ROWS = {
     "an exclusion": (addressed(EXCLUDING), None),
     "a gateway for one of two families": (addressed(BOTH_FAMILIES), None),
     "a VLAN that macvlan ignores": (macvlan(vlan=7), "value"),
-    "the VLAN by another plugin's name": (macvlan(type="vlan", vlan=7, ipam={}), "value"),
     "Flannel's bridge": (bare(type="bridge", ipam={}), "taken"),
     "two plugins that make the interface": (bare(plugins=[MACVLAN, {"type": "bond"}]), "chain"),
     "capabilities as a list": (macvlan(capabilities=["ips"]), "value"),
