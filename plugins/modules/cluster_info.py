@@ -45,7 +45,7 @@ api_error: {description: 'Why the cluster could not be read, or null.', returned
 cluster:
   description: C(nodes), C(nads) (with pools of nv-ipam), C(dns) (whether there is a DNS service), C(namespaces), C(cni)
     (DaemonSets and ConfigMaps of Flannel and Multus), C(plugins) (the same of RDMA device plugins), C(policies)
-    (NicClusterPolicy), C(security) (the Pod Security level of each namespace).
+    (NicClusterPolicy, NicNodePolicy), C(security) (the Pod Security level of each namespace).
   returned: success
   type: dict
 dra:

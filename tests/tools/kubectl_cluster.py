@@ -661,6 +661,7 @@ def make(path, master="eth2", resource="rdma/rail0") -> Cluster:
         definition("nv-ipam.nvidia.com", "IPPool", "ippools"),
         definition("nv-ipam.nvidia.com", "CIDRPool", "cidrpools"),
         definition("mellanox.com", "NicClusterPolicy", "nicclusterpolicies"),
+        definition("mellanox.com", "NicNodePolicy", "nicnodepolicies"),
     )
     return cluster
 

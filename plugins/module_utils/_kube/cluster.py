@@ -16,6 +16,7 @@ OPTIONAL = (
     "ippools.nv-ipam.nvidia.com",
     "cidrpools.nv-ipam.nvidia.com",
     "nicclusterpolicies.mellanox.com",
+    "nicnodepolicies.mellanox.com",
     RUNTIME_CLASSES,
     *dra.TYPES,
 )
@@ -48,7 +49,10 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
         "namespaces": list(labels),
         "runtime_classes": classes if RUNTIME_CLASSES in served else None,
         "cni": cni_objects(items),
-        "policies": [{**bare(item), "status": item.get("status") or {}} for item in by_kind["NicClusterPolicy"]],
+        "policies": [
+            {**bare(item), "status": item.get("status") or {}}
+            for item in [*by_kind["NicClusterPolicy"], *by_kind["NicNodePolicy"]]
+        ],
         "plugins": plugin_objects(items),
         "security": {name: given[ENFORCE] for name, given in labels.items() if ENFORCE in given},
     }, None

@@ -21,7 +21,7 @@ _FEATURE = "feature.node.kubernetes.io/"
 def lint(cluster: dict, hosts: list[dict], drivers: dict, fabric_allowed: bool = False) -> list[tuple[str, dict]]:
     """(host, failed check) for each fault. Faults of an object of the cluster are listed under the first host.
 
-    cluster: nodes, policies (NicClusterPolicy with status), plugins (DaemonSets of device plugins, their ConfigMaps),
+    cluster: nodes, policies (with status), plugins (DaemonSets of device plugins, their ConfigMaps),
     cni (those of Flannel), security ({namespace: level that Pod Security enforces}); any may be absent.
     hosts: host, rails, netdevs. drivers: {host: driver facts}. fabric_allowed: whether pod traffic may share a rail.
     """
@@ -35,8 +35,9 @@ def lint(cluster: dict, hosts: list[dict], drivers: dict, fabric_allowed: bool =
         node = known[host["host"]]
         if node is None:
             continue
-        of_host = [*_driver(cluster, host, drivers.get(host["host"])), *_labels(cluster, host, node)]
-        of_host += [*_selected(configs, host, node), *_pod_cidr(cluster, node), *_pod_nic(host, node, fabric_allowed)]
+        of_host = [*_driver(cluster, host, node, drivers.get(host["host"])), *_labels(cluster, host, node)]
+        mine = [(title, entries) for title, entries, policy in configs if _meant(policy, node)]
+        of_host += [*_selected(mine, host, node), *_pod_cidr(cluster, node), *_pod_nic(host, node, fabric_allowed)]
         checks += [(host["host"], item) for item in of_host]
     return checks
 
@@ -70,32 +71,38 @@ def _policies(cluster: dict):
             yield check("policy:state", _title(policy), FAILED, "ready, with all its components", seen, step)
 
 
-def _driver(cluster: dict, host: dict, driver) -> list[dict]:
+def _driver(cluster: dict, host: dict, node: dict, driver):
     installed = ((driver or {}).get("installed") or {}).get("flavor")
     if installed not in _HOST_DRIVERS:
-        return []
+        return
     step = f"remove the ofedDriver block from the policy, or {installed} from the node"
     obj, wanted = f"driver of {host['host']}", "one source of the driver: the host or a container"
-    titles = [_title(item) for item in cluster.get("policies") or [] if (item["spec"] or {}).get("ofedDriver")]
-    seen = [f"{installed} is installed on the node, and {title} sets ofedDriver" for title in titles]
-    return [check("policy:driver", obj, FAILED, wanted, text, step) for text in seen]
+    for policy in cluster.get("policies") or []:
+        if (policy["spec"] or {}).get("ofedDriver") and _meant(policy, node):
+            seen = f"{installed} is installed on the node, and {_title(policy)} sets ofedDriver"
+            yield check("policy:driver", obj, FAILED, wanted, seen, step)
 
 
-def _configs(cluster: dict) -> tuple[list[tuple[str, list]], list[dict]]:
-    """([(title, configList)], checks of those that cannot be read)."""
+def _meant(item: dict, node: dict) -> bool:
+    """Whether an object is for a node: a NicNodePolicy selects some, anything else is for all."""
+    return ((item.get("spec") or {}).get("nodeSelector") or {}).items() <= (node.get("labels") or {}).items()
+
+
+def _configs(cluster: dict) -> tuple[list[tuple[str, list, dict]], list[dict]]:
+    """([(title, configList, its object)], checks of those that cannot be read)."""
     texts = [
-        (_title(item), item["data"]["config.json"], "plugin:config")
+        (item, item["data"]["config.json"], "plugin:config")
         for item in cluster.get("plugins") or []
         if item["kind"] == "ConfigMap" and "config.json" in item["data"]
     ]
     texts += [
-        (_title(policy), given, "policy:config")
+        (policy, given, "policy:config")
         for policy in cluster.get("policies") or []
         for given in [_config_of(policy)]
         if isinstance(given, str)
     ]
     lists, checks = [], []
-    for title, text, identity in texts:
+    for item, text, identity in texts:
         try:
             document = json.loads(text)
         except ValueError as error:
@@ -104,10 +111,10 @@ def _configs(cluster: dict) -> tuple[list[tuple[str, list]], list[dict]]:
             seen = "JSON without configList"
         entries = document.get("configList") if isinstance(document, dict) else None
         if isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries):
-            lists.append((title, entries))
+            lists.append((_title(item), entries, item))
         else:
             step = "correct it; the plugin exits on it (CrashLoopBackOff)"
-            checks.append(check(identity, title, FAILED, "JSON with a configList", seen, step))
+            checks.append(check(identity, _title(item), FAILED, "JSON with a configList", seen, step))
     return lists, checks
 
 

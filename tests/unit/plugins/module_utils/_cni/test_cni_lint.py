@@ -271,7 +271,7 @@ def test_multus_waits_for_flannels_subnet_and_the_startup_taint(multus_objects):
     assert spec["terminationGracePeriodSeconds"] >= 30, "M11: time to take its configuration away"
 
 
-def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False, default="eth1"):
+def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False, default="eth1", selector=None):
     host = {"host": "node1", "rails": [{"index": 0, "netdev": "eth2"}]}
     host["netdevs"] = {
         "eth1": {"addresses": ["198.18.0.1/24"], "mtu": 1500},
@@ -280,8 +280,12 @@ def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False, default="eth1")
     }
     for name, netdev in host["netdevs"].items():
         netdev["default_route"] = name == default
-    node = {"name": "node1", "addresses": [], "labels": {}, "pod_cidrs": [], "pod_network_address": address}
-    return [item["id"] for _host, item in cluster_checks.lint({"nodes": [node]}, [host], {}, allowed)]
+    node = {"name": "node1", "addresses": [], "labels": {"a": "b"}, "pod_cidrs": [], "pod_network_address": address}
+    plugin = {"config": '{"configList": [{"resourceName": "a", "selectors": {"ifNames": ["eth9"]}}]}'}
+    spec = {"ofedDriver": True, "nodeSelector": selector or {"a": "c"}, "rdmaSharedDevicePlugin": plugin}
+    policy = {"kind": "NicNodePolicy", "metadata": {"name": "p"}, "spec": spec}
+    cluster, drivers = {"nodes": [node], "policies": [policy]}, {"node1": {"installed": {"flavor": "doca"}}}
+    return [item["id"] for _host, item in cluster_checks.lint(cluster, [host], drivers, allowed)]
 
 
 @pytest.mark.parametrize(("given", "found"), [
@@ -291,8 +295,9 @@ def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False, default="eth1")
     ({"address": "198.18.10.1", "vxlan_mtu": 8950, "default": "eth2"}, []),
     ({"address": "198.18.10.1", "vxlan_mtu": 8950}, ["cluster:pod-nic"]),
     ({"vxlan_mtu": 8950}, ["cluster:pod-mtu"]),
+    ({"selector": {"a": "b"}}, ["policy:driver", "plugin:selector"]),
 ])  # fmt: skip
-def test_k8_verify_names_a_rail_that_carries_pod_traffic_and_an_mtu_that_does_not_fit(given, found):
+def test_k8_verify_names_a_rail_with_pod_traffic_an_mtu_that_does_not_fit_and_policies_of_the_node(given, found):
     assert pod_nic(**given) == found
 
 
