@@ -29,9 +29,9 @@ PITFALLS = "## Pitfalls by id"
 
 
 def entry(failure: Failure) -> str:
-    shown = {"problem": failure.title, "what you see": failure.sign, "cause": failure.cause}
-    shown.update({"look at": failure.evidence, "fix": failure.fix})
-    return "\n".join([f"## {failure.id}", "", *(f"- **{name}**: {text}" for name, text in shown.items()), ""])
+    shown = {"what you see": failure.sign, "cause": failure.cause, "look at": failure.evidence, "fix": failure.fix}
+    title = f"## {failure.id}: {failure.title}"
+    return "\n".join([title, "", *(f"- **{name}**: {text}" for name, text in shown.items()), ""])
 
 
 def messages(one: dict) -> str:
