@@ -357,7 +357,7 @@ def _master(obj: str, config: dict, nodes: list[dict], cluster: dict):
     master = next(filter(None, by_host.values()), "")
     absent = [node["host"] for node in nodes if by_host[node["host"]] not in node["netdevs"]]
     if kind == "host-device":  # one that it has moved into a pod leaves a rail without an interface
-        moved = [node["host"] for node in nodes if any(rail["netdev"] is None for rail in node.get("rails") or ())]
+        moved = [node["host"] for node in nodes if any(not rail.get("netdev") for rail in node.get("rails") or ())]
         absent = [host for host in absent if host not in moved]
     if absent:
         others = sorted({name for node in nodes for name in node["netdevs"] if name != "lo"})

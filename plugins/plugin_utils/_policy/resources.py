@@ -173,8 +173,8 @@ def sriov_resources(page: Page, path: tuple, nodes: list[dict], variables: dict)
             continue
         addresses = {name: [one for part in each for one in part.get(name) or []] for name in _ADDRESSES}
         page.leave(where, dict.fromkeys(("excludeTopology", "additionalInfo"), "no such option"))
-        for path in [(*where, "selectors"), *((*where, "selectors", one) for one in range(len(each)))]:
-            page.leave(path, {key: why for key, why in _NOT_SELECTED.items() if page.get(*path, key) is not True})
+        for place in [(*where, "selectors"), *((*where, "selectors", one) for one in range(len(each)))]:
+            page.leave(place, {key: why for key, why in _NOT_SELECTED.items() if page.get(*place, key) is not True})
         prefix = str(entry.get("resourcePrefix") or DEVICE_PREFIX.rstrip("/"))
         _resource(page, where, (prefix, entry["resourceName"]), addresses, nodes, variables)
 

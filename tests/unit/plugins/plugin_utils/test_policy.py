@@ -274,7 +274,7 @@ def policy(**spec):
 
 
 def list_of(*several, **selectors):
-    config = {"resourceList": [{"resourceName": "vf", "resourcePrefix": "x.y", "selectors": several or selectors}]}
+    config = {"resourceList": [{"resourceName": "vf", "resourcePrefix": "x.y", "selectors": several or selectors}] * 2}
     return policy(sriovDevicePlugin={"image": "i", "config": json.dumps(config)})
 
 
