@@ -666,6 +666,8 @@ def _readable(given: _Range, size, kind, problems: list[str], reserving=False, w
             ipaddress.ip_network(str(excluded), strict=False)
         prefix = int(size) if size and isinstance(size, str) else None
         pool = address_pool.make(*given, whole=prefix is not None, reserving=reserving)
+        if kind in ("host-local", "whereabouts") and pool.network.max_prefixlen - pool.network.prefixlen < 2:
+            raise ValueError(f"{pool.network}, which is too small for {kind}")
         if prefix is not None and not pool.network.prefixlen <= prefix <= pool.network.max_prefixlen:
             raise ValueError(f"blocks of /{prefix} in {pool.network}")
         block = 2 ** (pool.network.max_prefixlen - prefix) if prefix is not None else size or None

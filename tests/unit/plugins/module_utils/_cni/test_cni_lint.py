@@ -376,6 +376,7 @@ ROWS = {
     "two plugins that make the interface": (bare(plugins=[MACVLAN, {"type": "bond"}]), "chain"),
     "capabilities as a list": (macvlan(capabilities=["ips"]), "value"),
     "an exclusion from one to another": (addressed(WHEREABOUTS, exclude=["198.18.2.110-198.18.2.120"]), "address"),
+    "a range of two addresses": (addressed({"type": "whereabouts", "range": "198.51.100.0/31"}), "address"),
     "sbr keeps a default route apart": (bare(plugins=SBR), None),
     "no JSON": (nad("{"), "json"),
     "a list": (nad("[]"), "json"),
