@@ -382,17 +382,16 @@ def _tuned(obj: str, config: dict, nodes: list[dict]):
             yield from _mtu(obj, later[-1], node["host"], master, node["netdevs"][master])
 
 
-def _netns(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
+def _netns(obj: str, config: dict, nodes: list[dict], cluster: dict):
     """Plugins that move RDMA devices into pods, which the kernel does only in the netns mode exclusive."""
     chain = [plugin for plugin in config[_CHAIN] if plugin.get("type")]
     movers = [one["type"] for one in chain if one["type"] == "rdma" or one.get("rdmaIsolation") is True]
     shared = [node["host"] for node in nodes if node.get("netns_mode") == "shared"]
-    if not movers or not (shared or (cluster.get("shared_resources") and not any(n.get("netns_mode") for n in nodes))):
-        return []
-    what = "rdma" if "rdma" in movers else f"rdmaIsolation of {movers[0]}"
-    seen = f"{what} in the chain; {core_text.names(shared) or 'the nodes'} run shared, which the shared plugin needs"
-    step = "remove it from the chain: pods get the devices with the resource; or run nodes without shared resources "
-    return [Finding(obj, "RDMA netns mode exclusive", seen, f"{step}exclusive (rdma_netns_mode)", "nad:netns-mode")]
+    if movers and (shared or (cluster.get("shared_resources") and not any(n.get("netns_mode") for n in nodes))):
+        what = "rdma" if "rdma" in movers else f"rdmaIsolation of {movers[0]}"
+        seen = f"{what} in the chain; {core_text.names(shared) or 'the nodes'} run shared, as the shared plugin needs"
+        step = "remove it from the chain: pods get the devices by the resource; or run nodes without shared resources "
+        yield Finding(obj, "RDMA netns mode exclusive", seen, f"{step}exclusive (rdma_netns_mode)", "nad:netns-mode")
 
 
 def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluster: dict):
@@ -512,9 +511,13 @@ def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict):
             yield from _routes(obj, config, network, node)
     if config["ipam"].get("type") == "nv-ipam":
         return  # the pool's exclusions cover the addresses of hosts
-    for network, first, last in ranges:
-        for node in nodes:
-            yield from _held(obj, config, (network, first, last), node)
+    for node in nodes:
+        yield from _held(obj, config, ranges, node)
+    gateway = config["ipam"].get("gateway") if config["ipam"].get("type") == "whereabouts" else None
+    for address in [one.network_address for one in _networks([gateway])]:
+        if _handed_out(config, ranges, address):
+            step, seen = f"exclude {address}", f"whereabouts would assign the gateway {address} to a pod"
+            yield Finding(obj, "addresses that nobody else has", seen, step, "nad:host-address")
 
 
 def _routes(obj: str, config: dict, network, node: dict):
@@ -535,18 +538,19 @@ def _routes(obj: str, config: dict, network, node: dict):
         yield Finding(obj, "a subnet that hosts do not route elsewhere", seen, step, "nad:overlap-route")
 
 
-def _held(obj: str, config: dict, span: tuple, node: dict):
+def _handed_out(config: dict, ranges: list[tuple], address) -> bool:
+    own = [span for span in ranges if span[0].version == address.version]
+    return any(low <= int(address) <= high for _network, low, high in own) and not _excluded(config, address)
+
+
+def _held(obj: str, config: dict, ranges: list[tuple], node: dict):
     """Addresses of hosts on the same link that the IPAM would assign again."""
-    network, first, last = span
-    netdev = node["netdevs"].get(master_of(config) or "")
-    addresses = netdev["addresses"] if netdev and isinstance(netdev["addresses"], list) else []
-    for text in addresses:
-        address = ipaddress.ip_interface(text).ip
-        if address.version != network.version or not first <= int(address) <= last or _excluded(config, address):
-            continue
-        step = f"exclude {address}, or start the range after it"
-        seen = f"{address} belongs to {node['host']} on {master_of(config)} and would be assigned to a pod"
-        yield Finding(obj, "addresses that no host has", seen, step, "nad:host-address")
+    netdev = node["netdevs"].get(master_of(config) or "") or {}
+    for address in [ipaddress.ip_interface(text).ip for text in _list(netdev.get("addresses"))]:
+        if _handed_out(config, ranges, address):
+            step = f"exclude {address}, or start the range after it"
+            seen = f"{address} belongs to {node['host']} on {master_of(config)} and would be assigned to a pod"
+            yield Finding(obj, "addresses that no host has", seen, step, "nad:host-address")
 
 
 def _pod_routes(network: dict, obj: str, config: dict, cluster: dict):
@@ -679,30 +683,25 @@ def _readable(given: _Range, size, kind, problems: list[str], reserving=False, w
         return []
 
 
-def _host_local(network: dict, obj: str, parsed: list, nodes: list[dict]) -> list[Finding]:
+def _host_local(network: dict, obj: str, parsed: list, nodes: list[dict]):
     mine = [config for known, _obj, _host, config in parsed if known is network]
-    if len(nodes) < 2 or not any(config["ipam"].get("type") == "host-local" for config in mine):
-        return []
-    seen = f"host-local for {core_text.count(len(nodes), 'node')}: each assigns the same first address"
-    step = "use nv-ipam or whereabouts, or let networks_attachments render it, which gives each node its own block"
-    return [Finding(obj, "unique addresses", seen, step, "nad:host-local-nodes")]
+    if len(nodes) > 1 and any(config["ipam"].get("type") == "host-local" for config in mine):
+        seen = f"host-local for {core_text.count(len(nodes), 'node')}: each assigns the same first address"
+        step = "use nv-ipam or whereabouts, or let networks_attachments render it, which gives each node its own block"
+        yield Finding(obj, "unique addresses", seen, step, "nad:host-local-nodes")
 
 
-def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[Finding]:
-    expected = cluster.get("pods_per_node")
-    if not expected:
-        return []
-    size, what = network["block_size"], "block"
+def _blocks(network: dict, obj: str, parsed: list, cluster: dict):
+    expected, size, what = cluster.get("pods_per_node") or 0, network["block_size"], "block"
     for known, _obj, _host, config in parsed:
         pools = _pools_of(config, reserving=True) if known is network else []
         if pools and config["ipam"].get("type") == "host-local":
             there = sum(pool.free(None) for pool in pools)
             size, what = (there, "range") if size is None or there < size else (size, what)
-    if size is None or size >= expected:
-        return []
-    seen = f"a {what} of {size} addresses per node"
-    step = "enlarge per_node_block_size (and the subnet), or lower networks_pods_per_node if fewer pods attach"
-    return [Finding(obj, f"addresses for {expected} pods per node", seen, step, "nad:block-size")]
+    if size is not None and size < expected:
+        seen = f"a {what} of {size} addresses per node"
+        step = "enlarge per_node_block_size (and the subnet), or lower networks_pods_per_node if fewer pods attach"
+        yield Finding(obj, f"addresses for {expected} pods per node", seen, step, "nad:block-size")
 
 
 def _among_each_other(parsed: list) -> list[Finding]:
@@ -729,21 +728,19 @@ def _books(config: dict, subnet) -> frozenset:
     return frozenset([*own, *pool_keys(config)])
 
 
-def _same_name(parsed: list) -> list[Finding]:
+def _same_name(parsed: list):
     """Networks that share one record of addresses although their ranges differ."""
-    findings, first = [], {}
+    first: dict[tuple, tuple] = {}
     for _network, obj, host, config in parsed:
         ipam = config["ipam"]
         records = [("network_name", str(ipam.get("network_name") or ""))] if ipam.get("type") == "whereabouts" else []
         records += [("name", config.get("name"))] if ipam.get("type") == "host-local" else []
         for what, name in records if ranges_of(config) else ():
             other, known = first.setdefault((what, name, host), (obj, config))
-            if not name or other == obj or ranges_of(known) == ranges_of(config):
-                continue
-            seen = f'{other.partition(" ")[2]} and {obj.partition(" ")[2]} have {what} "{name}" and different ranges'
-            step = "give each its own name, or both the same range"
-            findings.append(Finding(obj, "a record of addresses for each range", seen, step, "nad:same-name"))
-    return findings
+            if name and other != obj and ranges_of(known) != ranges_of(config):
+                seen = f'{other.partition(" ")[2]} and {obj.partition(" ")[2]} have {what} "{name}" and two ranges'
+                step = "give each its own name, or both the same range"
+                yield Finding(obj, "a record of addresses for each range", seen, step, "nad:same-name")
 
 
 def _same_block(parsed: list):

@@ -271,7 +271,9 @@ def _ipam(item: dict, ranges=None, taken=()) -> dict:
         return {"type": "nv-ipam", "poolName": item.get("pool") or item["name"], "poolType": "ippool"}
     bounds = {key: item[key] for key in ("range_start", "range_end") if item.get(key)}
     made = {"type": "whereabouts", "range": item["subnet"], **bounds, **gateway}
-    outside = [str(netaddr.IPNetwork(value)) for value in [*(item.get("exclude") or []), *taken]]
+    # whereabouts does not keep the gateway back.
+    kept = [*(item.get("exclude") or []), *taken, *gateway.values()]
+    outside = list(dict.fromkeys(str(netaddr.IPNetwork(value)) for value in kept))
     if outside:
         # whereabouts takes networks, so a single address gets the full prefix length.
         made["exclude"] = outside

@@ -184,8 +184,9 @@ def test_different_names_of_a_rail_become_files_of_the_nodes(plan):
 
 STATIC = {"ipam": "static", "addresses": ["10.9.0.1/24"]}
 RENDERED_STATIC = {"type": "static", "addresses": [{"address": "10.9.0.1/24"}]}
-WHERE = {"subnet": "192.168.100.0/24", "exclude": ["192.168.100.0/32", "192.168.100.255"]}
-RENDERED_WHERE = {"range": "192.168.100.0/24", "exclude": ["192.168.100.0/32", "192.168.100.255/32"]}
+WHERE = {"subnet": "192.168.100.0/24", "exclude": ["192.168.100.0/32", "192.168.100.255"], "gateway": "192.168.100.1"}
+RENDERED_WHERE = {"range": "192.168.100.0/24", "gateway": "192.168.100.1"}
+RENDERED_WHERE["exclude"] = ["192.168.100.0/32", "192.168.100.255/32", "192.168.100.1/32"]
 
 
 @pytest.mark.parametrize(("kind", "item", "components", "config"), [

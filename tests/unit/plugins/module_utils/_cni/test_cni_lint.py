@@ -353,7 +353,7 @@ def bare(resource=None, **config):
 
 
 EXCLUDING = {"type": "whereabouts", "ipRanges": [{"range": "198.18.2.0/24", "exclude": ["198.18.2.0/30"]}]}
-BOTH_FAMILIES = {**EXCLUDING, "range": "fd00:5::/64", "gateway": "198.18.2.254"}
+BOTH_FAMILIES = {**EXCLUDING, "range": "fd00:5::/64", "gateway": "198.18.2.3"}
 HOST_LOCAL, EVERYWHERE = {"type": "host-local"}, [{"dst": "0.0.0.0/0"}]
 SBR = [{**MACVLAN, "ipam": {**LOCAL, "routes": EVERYWHERE}}, {"type": "sbr"}]
 LATER_PLUGIN = [{"type": "own"}, {**MACVLAN, "master": "eth0", "ipam": {}}]
@@ -433,6 +433,7 @@ ROWS = {
     "a plugin that needs one before it": (bare(plugins=[{"type": "sbr"}]), "chain"),
     "an MTU as text": (macvlan(mtu="9000"), "value"),
     "a gateway elsewhere": (addressed(WHEREABOUTS, gateway="198.18.3.1"), "outside"),
+    "a gateway that a pod would get": (addressed(WHEREABOUTS, gateway="198.18.2.254"), "host-address"),
     "an exclusion elsewhere": (addressed(WHEREABOUTS, exclude=["198.18.3.0/30", "198.18.2.101"]), "outside"),
     "all of it excluded": (addressed(WHEREABOUTS, exclude=["198.18.2.64/26", "198.18.2.128/25"]), "blocks"),
     "fewer addresses than pods": (addressed(LOCAL, rangeEnd="198.18.2.107"), "block-size"),
