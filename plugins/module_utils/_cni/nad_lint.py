@@ -153,7 +153,7 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding
 
     networks: namespace, name, resource (annotation or None), configs {host, or "" for all hosts: JSON text}, per_node,
     block_size (addresses a node gets, None when unknown), subnet, pools ({(kind, name): spec} of nv-ipam, where known).
-    nodes: host, netdevs {name: {mtu, type, addresses, default_route, pci}}, routes [{destination, netdev}].
+    nodes: host, netdevs {name: {mtu, type, addresses, default_route, pci, port_of}}, routes [{destination, netdev}].
     cluster: pod_cidrs, service_cidrs, shared_resources and device_resources (names, None when unknown), pods_per_node,
     forbidden_masters_allowed (names of interfaces that may have the default route).
     """
@@ -406,6 +406,9 @@ def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluste
         seen = f"{own} carries the default route; {kind} on it {consequence}"
         step = f"use a fabric NIC; to use this one anyway: networks_default_route_masters: [{master}]"
         yield Finding(obj, "an interface without the default route", seen, step, "nad:default-route")
+    if kind in ("macvlan", "ipvlan", "host-device") and netdev.get("port_of"):
+        seen, step = f"{own} is a port of {netdev['port_of']}", f"name {netdev['port_of']}"
+        yield Finding(obj, "an interface that no bond or bridge has", seen, step, "nad:taken")
     if isinstance(config.get("mtu"), int):
         yield from _mtu(obj, config["mtu"], host, master, netdev)
 
@@ -528,14 +531,12 @@ def _routes(obj: str, config: dict, network, node: dict):
         for address in _list(netdev["addresses"])
     ]
     for route in [*node["routes"], *connected]:
-        destination = _networks([route["destination"]])
-        if not destination or destination[0].prefixlen == 0 or not _overlap(network, destination[0]):
-            continue
-        if route["netdev"] == master_of(config):
-            continue
-        seen = f"{network} overlaps with the route of {node['host']} to {destination[0]} through {route['netdev']}"
-        step = f"use another subnet, or attach to {route['netdev']} if that is the fabric"
-        yield Finding(obj, "a subnet that hosts do not route elsewhere", seen, step, "nad:overlap-route")
+        via = route["netdev"]
+        for destination in _networks([route["destination"]]) if via != master_of(config) else ():
+            if destination.prefixlen and _overlap(network, destination):
+                seen = f"{network} overlaps with the route of {node['host']} to {destination} through {via}"
+                step = f"use another subnet, or attach to {via} if that is the fabric"
+                yield Finding(obj, "a subnet that hosts do not route elsewhere", seen, step, "nad:overlap-route")
 
 
 def _handed_out(config: dict, ranges: list[tuple], address) -> bool:

@@ -30,6 +30,8 @@ def netdevs(tree: Tree) -> dict:
             known[name] = {key: netdev[key] for key in ("mtu", "type", "addresses", "default_route", "management")}
             index = tree.read(f"/sys/class/net/{name}/ifindex")
             known[name]["index"] = int(index) if index else None
+            part = {"bonding_slave", "brport"} & {*tree.listdir(f"/sys/class/net/{name}")}
+            known[name]["port_of"] = netdev["master"] if part else None
             device = tree.target(f"/sys/class/net/{name}/device") or ""
             known[name]["pci"] = device if pci.ADDRESS.match(device) else None
             if isinstance(known[name]["addresses"], str):

@@ -390,7 +390,6 @@ TEXTS = [
      ADD.format("portmap", 'failed to locate iptables: exec: "iptables": executable file not found in $PATH')),
     ("Multus", 'error getting pod: Get *: tls:', "{}",
      'Multus: [a/p/u]: error getting pod: Get "https://10.43.0.1:443/api/v1": tls: failed to verify certificate: x509'),
-    ("CNI library", 'plugin type="calico', "{}", ADD.format("calico", "stat /var/lib/calico/nodename: no such file")),
     ("Multus", 'failed to find plugin "multus-shim" in path', "{}", 'failed to find plugin "multus-shim" in path [/a]'),
     ("host-device", "failed to move * (host: *) to container NS", SANDBOX,
      'failed to move "eth2" (host: "temp_4a1b") to container NS: device or resource busy'),

@@ -305,6 +305,7 @@ NETDEVS = {
     "lo": {"mtu": 65536, "type": "772", "addresses": ["127.0.0.1/8"], "default_route": False},
     "eth0": {"mtu": 1500, "type": "ether", "addresses": ["10.0.0.11/24"], "default_route": True, "pci": "0000:03:00.0"},
     "eth2": {"mtu": 9000, "type": "ether", "addresses": ["198.18.2.1/24"], "default_route": False},
+    "eth4": {"mtu": 9000, "type": "ether", "addresses": [], "default_route": False, "port_of": "bond0"},
     "ib0": {"mtu": 2044, "type": "infiniband", "addresses": [], "default_route": False},
 }
 ROUTES = [{"destination": "10.0.0.0/24", "netdev": "eth0"}, {"destination": "198.18.2.0/24", "netdev": "eth2"}]
@@ -374,7 +375,6 @@ ROWS = {
     "a VLAN that macvlan ignores": (macvlan(vlan=7), "value"),
     "Flannel's bridge": (bare(type="bridge", ipam={}), "taken"),
     "two plugins that make the interface": (bare(plugins=[MACVLAN, {"type": "bond"}]), "chain"),
-    "capabilities as a list": (macvlan(capabilities=["ips"]), "value"),
     "an exclusion from one to another": (addressed(WHEREABOUTS, exclude=["198.18.2.110-198.18.2.120"]), "address"),
     "a range of two addresses": (addressed({"type": "whereabouts", "range": "198.51.100.0/31"}), "address"),
     "sbr keeps a default route apart": (bare(plugins=SBR), None),
@@ -398,7 +398,7 @@ ROWS = {
     "an empty spec and no file": (nad(None), "file"),
     "nobody serves the resource": (macvlan("rdma/rail7"), "resource-unknown"),
     "a shared resource with host-device": (bare("rdma/rail0", type="host-device", ipam={}), "resource-host-device"),
-    "a shared resource with sriov": (bare("rdma/rail0", type="sriov", ipam={}), "resource-host-device"),
+    "a port of a bond": (macvlan(master="eth4", ipam={}), "taken"),
     "sriov without a resource": (bare(type="sriov", ipam={}), "resource-missing"),
     "host-device without a device": (bare(type="host-device", ipam={}), "resource-missing"),
     "no master": (without("master", ipam={}), "master-missing"),
