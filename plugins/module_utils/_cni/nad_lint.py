@@ -282,7 +282,7 @@ def _values(obj: str, part: dict):
             yield Finding(obj, f"options that {kind} reads", f"{key} {json.dumps(part[key])}", step, "nad:value")
     if kind == "bridge" and part.get("bridge") in (None, "", "cni0"):
         step = "give it another name: its ports would be in the pod network"
-        yield Finding(obj, "a bridge of its own", "cni0, that of Flannel", step, "nad:taken")
+        yield Finding(obj, "another bridge than that of Flannel", "cni0", step, "nad:taken")
     for key, most in (("mtu", 65535), ("vlan", 4094), ("vlanId", 4094)):
         value = part.get(key)
         if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most):
@@ -558,7 +558,7 @@ def _pod_routes(network: dict, obj: str, config: dict, cluster: dict):
     """Routes that divert the pod's own traffic, which sbr keeps in a separate table; and those without a way out."""
     specs, routes = _specs(network, config), _routes_given(network, config)
     subnets = [item[0] for item in ranges_of(config)]
-    step = "correct it: the pod reaches a gateway only in a subnet of its own"
+    step = "correct it: the pod reaches a gateway only in its own subnet"
     for gateway in _networks([route["gw"] for route in routes if route.get("gw")]) if subnets else ():
         if not any(_overlap(gateway, subnet) for subnet in subnets):
             wanted, seen = f"a gateway in {core_text.listing(map(str, subnets))}", str(gateway.network_address)
