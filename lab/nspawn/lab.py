@@ -144,14 +144,14 @@ def boot(name: str) -> NoReturn:
     os.execvp(command[0], command)
 
 
-def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
-    """Boots `count` nodes that play the fixtures in turn and, last, one that plays `spare`, which is not a GPU node."""
+def up(count: int, fixtures: Sequence[str]) -> None:
+    """Boots `count` nodes that play the fixtures in turn."""
     if read_state():
         raise LabError("fast nodes", "none yet", f"{STATE} describes some", UNDO)
     if not shutil.which(NSPAWN):
         raise LabError("the fast nodes", f"the program {NSPAWN}", "not on PATH", "lab/packages lab installs it")
     bridge = Bridge(LAB_ID)
-    parts = [fixtures[number % len(fixtures)] for number in range(count)] + ([spare] if spare else [])
+    parts = [fixtures[number % len(fixtures)] for number in range(count)]
     root = Image(HOME / "base").ensure()
     machines = {
         name: Machine(HOME / "machines", fixture_path(name, HOME / "machines"), root) for name in dict.fromkeys(parts)
@@ -166,7 +166,6 @@ def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
         state["nodes"][name] = {
             "address": str(bridge.node_address(number)),
             "fixture": machine.name,
-            "group": "gpu_nodes" if number <= count else "spare_nodes",
             "layers": [str(layer.relative_to(HOME)) for layer in (machine.tree, root)],
         }
     _write_state(state)
@@ -278,10 +277,10 @@ def down() -> int:
 
 def inventory() -> dict[str, Any]:
     """The running nodes as an Ansible script inventory, also grouped by fixture; empty if none run."""
-    groups: dict[str, Any] = {"gpu_nodes": {"hosts": []}, "spare_nodes": {"hosts": []}}
+    groups: dict[str, Any] = {"gpu_nodes": {"hosts": []}}
     state = read_state()
     for name, record in state.get("nodes", {}).items():
-        for group in (record["group"], "playing_" + re.sub(r"\W", "_", record["fixture"])):
+        for group in ("gpu_nodes", "playing_" + re.sub(r"\W", "_", record["fixture"])):
             groups.setdefault(group, {"hosts": []})["hosts"].append(name)
     # The user is also set here: only then does Ansible see that `become: root` needs no sudo.
     shared = {

@@ -110,15 +110,6 @@ def test_a_new_config_is_read_by_the_process_that_runs(node, run, installed, tmp
     assert (after["MainPID"], after["NRestarts"]) == (installed["MainPID"], "0")
 
 
-def test_a_config_that_the_plugin_refuses_changes_nothing(node, run, installed, tmp_path):
-    before = node.file(f"/etc/{SERVICE}/config.json").content_string
-    code, text, changed = run([{"resourceName": "a", "rdmaHcaMax": 1, "selecters": {"vendors": ["15b3"]}}], tmp_path)
-    assert (code != 0, changed) == (True, 0)
-    assert "selecters" in text
-    assert node.file(f"/etc/{SERVICE}/config.json").content_string == before
-    assert shown(node)["MainPID"] == installed["MainPID"]
-
-
 @pytest.fixture
 def go_plugin(node):
     """A double of the Go plugin as a service, with the same program name and config."""
