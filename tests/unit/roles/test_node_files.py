@@ -3,9 +3,7 @@ guard of Multus' configuration, with real files and Unix sockets and the test's 
 networks."""
 
 import base64
-import datetime
 import http.server
-import ipaddress
 import json
 import pathlib
 import socket
@@ -18,10 +16,6 @@ import pytest
 from ansible_collections.gpufabric.rdma.roles.flannel.files import rdma_claim
 from ansible_collections.gpufabric.rdma.roles.multus.files import multus_guard
 from ansible_collections.gpufabric.rdma.roles.node_ready.files import node_ready
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 KEY = "rdma.gpufabric.io/not-ready"
 OTHER = {"key": "example.com/maintenance", "effect": "NoSchedule"}
@@ -114,21 +108,13 @@ def handler(cluster: Cluster):
 
 def certificates(folder: pathlib.Path) -> str:
     """Writes server.pem (key and certificate for 127.0.0.1, its own authority) below folder; returns it as PEM."""
-    now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")])
-    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
-    for extension, critical in (
-        (x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False),
-        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
-        (x509.BasicConstraints(True, None), True),
-        (x509.KeyUsage(True, False, False, False, False, True, True, False, False), True),
-    ):
-        made = made.add_extension(extension, critical)
-    certificate = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (folder / "server.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *private) + certificate)
-    return certificate.decode("ascii")
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=kube-apiserver"
+    words += " -addext subjectAltName=IP:127.0.0.1 -addext keyUsage=critical,digitalSignature,keyCertSign"
+    command = ["openssl", *words.split(), "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    certificate = (folder / "cert.pem").read_text()
+    (folder / "server.pem").write_text((folder / "key.pem").read_text() + certificate)
+    return certificate
 
 
 # --- the startup taint ------------------------------------------------------------------------------------------------
