@@ -177,14 +177,6 @@ def over_dra(brought_up):
     brought_up.wait(brought_up.settled, "all nodes Ready and all pods running")
 
 
-def test_each_fabric_hca_is_at_a_root_of_its_own(over_dra):
-    hcas, gpus = slices(over_dra), slices(over_dra, GPU_DRIVER)
-    for name in over_dra.nodes:
-        roots = {found["name"]: found.get(ROOT) for (node, _device), found in hcas.items() if node == name}
-        assert (roots["rxe0"], roots["rxe1"]) == ("pci0000:40", "pci0000:80")
-        assert {found[ROOT] for (node, _device), found in gpus.items() if node == name} == ROOTS
-
-
 def test_gpus_and_their_rails_are_aligned_wherever_they_are_placed(over_dra):
     """As many pods at once as there are GPUs, on the nodes and roots that the scheduler chooses."""
     made, _pod = yaml.safe_load_all((CHECKOUT / "docs/examples/dra/gpu-and-its-rail.yaml").read_text())

@@ -118,8 +118,7 @@ def test_reset_leaves_shares_behind_mounts_and_links_and_asks_for_local_volumes(
 
     asked = breakable.run("reset.yml")
     assert asked.code != 0
-    said = asked.messages(name)
-    assert [word for word in (foreign, VOLUME, "k3s_reset_allowed", "k3s_reset_volumes") if word not in said] == []
+    assert [w for w in (foreign, VOLUME, "k3s_reset_allowed", "k3s_reset_volumes") if w not in asked.text] == []
     assert [asked.changes(node) for node in breakable.nodes if node != name] == [set()] * (len(breakable.nodes) - 1)
     assert pitfalls.running(breakable, "training")
     assert breakable.node(name, f"cat {foreign}/file {pod}/share/file {VOLUME}/file").split() == [

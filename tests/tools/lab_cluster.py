@@ -65,7 +65,6 @@ class Run:
     """One ansible-playbook run: its exit code and, host by host, the results of its tasks."""
 
     code: int
-    said: str  # the reports for people, before the machine-readable part
     text: str
     results: dict
     record: dict  # from tests/tools/callback_plugins/run_record.py
@@ -78,18 +77,10 @@ class Run:
             for change in result.get("changes") or ()
         }
 
-    def facts(self, host, name):
-        """The values that tasks gave this fact, in their order."""
-        facts = [result["ansible_facts"] for result in self.results[host] if "ansible_facts" in result]
-        return [fact[name] for fact in facts if name in fact]
-
     def checks(self, host, status):
-        checks = self.facts(host, "rdma_checks")[0]
+        facts = [result.get("ansible_facts", {}) for result in self.results[host]]
+        checks = next(fact["rdma_checks"] for fact in facts if "rdma_checks" in fact)
         return [check for check in checks if check["status"] == status]
-
-    def messages(self, host):
-        said = [result.get("msg", "") for result in self.results[host]]
-        return "\n".join("\n".join(map(str, words)) if isinstance(words, list) else str(words) for words in said)
 
 
 class Cluster:
@@ -148,7 +139,7 @@ class Cluster:
             for task in play["tasks"]:
                 for host, result in task["hosts"].items():
                     results.setdefault(host, []).append(result)
-        return Run(done.returncode, done.stdout[:start], text, results, record)
+        return Run(done.returncode, text, results, record)
 
     def succeed(self, playbook, *arguments):
         done = self.run(playbook, *arguments)

@@ -15,7 +15,6 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_release, driver_repository
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
-from ansible_collections.gpufabric.rdma.tests.tools import check_tarball
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins"
@@ -232,9 +231,6 @@ def test_the_wheels_are_what_the_plugin_requires_for_every_python_of_a_supported
 
 # --- references exist -------------------------------------------------------------------------------------------------
 
-FILES = check_tarball.wanted_files(ROOT)
-TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-PAGES = sorted(name for name in FILES if name.endswith(".md"))
 SPECS = [load(role / "meta/argument_specs.yml")["argument_specs"] for role in ROLES]
 VARIABLES = {name for specs in SPECS for spec in specs.values() for name in spec.get("options") or {}}
 
@@ -246,11 +242,6 @@ def lines(*patterns):
     for name in filter(None, listing.split("\0")):
         if (ROOT / name).is_file():
             yield from ((name, line) for line in (ROOT / name).read_text(errors="replace").splitlines())
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_names_only_files_commands_and_playbooks_that_exist(page):
-    assert check_tarball.page_problems(page, (ROOT / page).read_text(), FILES, TARGETS) == []
 
 
 def test_a_looked_up_variable_is_documented():
