@@ -236,12 +236,16 @@ class Node:
             cidr = f"192.168.{index}.5/24"
             self.roce(at=f"{slot}.{port}", hca=f"{name}{index}", cidr=cidr, **own, **options)
 
-    def data_direct(self, nic, at, root, up, port, numa):
-        """A ConnectX-8's function for direct access, behind its own switch; the VPD of both has the same mark."""
+    def data_direct(self, nic, segment, numa):
+        """A ConnectX-8's function for direct access beside a GPU, behind a switch of their PCI segment; the VPD of both
+        functions of the NIC has the same mark."""
+        places = ("00:00", "01:00", "02:01", "02:00", "03:00", "06:00")
+        root, up, port, beside, at, gpu = (f"{segment}:{place}.0" for place in places)
         self.bridge(root, device="0x22b1", vendor="0x10de", numa=numa)
-        self.bridge(up, device="0x197c", vendor="0x15b3", below=root, numa=numa)
-        self.bridge(port, device="0x197c", vendor="0x15b3", below=up, numa=numa)
+        for switch, above in ((up, root), (port, up), (beside, up)):
+            self.bridge(switch, device="0x197c", vendor="0x15b3", below=above, numa=numa)
         self.pci(at, "0x15b3", "0x2100", "0x080100", below=port, driver="mlx5_data_direct", numa=numa)
+        self.gpu(gpu, "NVIDIA GB300", "0x31c2", below=beside, numa=numa)
         mark = digest(nic).encode()
         content = b"\x90" + struct.pack("<H", len(mark) + 3) + b"V3" + bytes([len(mark)]) + mark + b"\x78"
         for function in (nic, at):
