@@ -81,10 +81,18 @@ def test_r5_without_the_drop_in_verify_names_the_limit_and_one_run_puts_it_back(
     assert healed.checks(worker, "failed") == []
 
 
-# --- Below Kubernetes: a foreign file, a rail that is slow ------------------------------------------------------------
+# --- Below Kubernetes: a cable, a foreign file, a rail that is slow ---------------------------------------------------
 
 FOREIGN_FILE = "/etc/modprobe.d/sriov-operator.conf"
 OURS = "/etc/modprobe.d/zz-gpufabric-rdma.conf"
+
+
+def test_verify_names_the_port_of_a_cable_that_is_pulled(breakable):
+    breakable.node(breakable.worker, "ip link set eth3 down")
+    verified = breakable.run("verify.yml", "--check")
+    failed = {check["id"].partition(":")[0] for check in verified.checks(breakable.worker, "failed")}
+    assert verified.code != 0
+    assert "port" in failed, failed
 
 
 def test_a_foreign_file_with_another_mode_stops_the_run_until_it_may_be_overridden(breakable):
