@@ -209,7 +209,7 @@ class Running:
         return False
 
     def configure(self, config):
-        """Swap the file as editors do; `mount` in test_reload does it like a ConfigMap."""
+        """Swap the file as editors do."""
         unfinished = self.config_file.with_suffix(".new")
         unfinished.write_bytes(config)
         os.rename(unfinished, self.config_file)

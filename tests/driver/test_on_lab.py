@@ -128,11 +128,6 @@ SECOND = {"driver_version": "3.3.0"}
 
 
 @pytest.mark.usefixtures("tools")
-def test_a_build_that_fails_stops_the_run_before_the_driver_changes(node):
-    """One fault through the role."""
-    stops(node, "this kernel has no struct devlink_port_ops", repository="broken", **SECOND)
-
-
 def test_nobody_has_said_whether_the_node_may_reboot(node):
     stops(node, "object: reboot_allowed", reboot_allowed=None)  # the lab's inventory says yes
 

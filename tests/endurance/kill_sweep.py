@@ -1,5 +1,5 @@
-"""kill_sweep.py [--cases N] [-k WORDS] [--sample N] [--seed S]: site.yml killed after each task that changed something,
-and after a sample of the others, on a fast node that is recreated each time; the next run has to converge.
+"""kill_sweep.py [--cases N]: site.yml killed after each task that changed something, and after a sample of the others,
+on a fast node that is recreated each time; the next run has to converge.
 
 The node has systemd under nspawn, the host layer and the device plugin. A case is right if the next run ends with 0,
 passes as many checks as an undisturbed run, and leaves the node in the same state. Finished cases are kept in
@@ -27,6 +27,7 @@ from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import CHECKOUT,
 HOME = CHECKOUT / ".lab/kill-sweep"
 NODE = "node1"
 KILLED = -signal.SIGKILL
+SAMPLE = 30  # of the tasks that changed nothing
 CONTROL = CHECKOUT / "lab/nspawnctl"
 PLAYBOOKS = ("playbooks/host.yml", "molecule/rails/plays/device_plugin.yml", "playbooks/verify.yml")
 # Our files, those of systemd and the node's settings. Keys, times and Ansible's own files differ between nodes.
@@ -122,12 +123,12 @@ class Bed:
         return Ended(done.returncode, done.stdout, [step for step in steps if step["host"] == NODE], seconds)
 
 
-def cases(steps: list[dict], size: int, seed: str) -> list[dict]:
+def cases(steps: list[dict]) -> list[dict]:
     """Each task that changed something, then a sample of the other results, each place once."""
     changed = [step for step in steps if step["kind"] == "changed"]
     taken = {step["place"] for step in changed}
     others = {step["place"]: step for step in steps if step["place"] not in taken}
-    sample = random.Random(seed).sample(sorted(others), min(size, len(others)))
+    sample = random.sample(sorted(others), min(SAMPLE, len(others)))
     rows = [("changed", step) for step in changed] + [("sample", others[place]) for place in sample]
     return [{"place": step["place"], "task": step["task"], "kind": kind} for kind, step in rows]
 
@@ -151,7 +152,7 @@ def judge(bed: Bed, case: dict, wanted: dict) -> dict:
     return {**case, "next": verdict, "said": said, "seconds": round(time.monotonic() - begun, 1)}
 
 
-def planned(bed: Bed, sources: str, given) -> dict:
+def planned(bed: Bed, sources: str) -> dict:
     """The saved plan, or a new one from an undisturbed run."""
     plan = HOME / "plan.json"
     known = json.loads(plan.read_text()) if plan.exists() else {}
@@ -163,19 +164,17 @@ def planned(bed: Bed, sources: str, given) -> dict:
     if run.code:
         sys.exit(f"undisturbed run: wanted exit code 0; seen {run.code}\n{run.last()}")
     print(f"{run.seconds:7.1f} s  undisturbed: {len(run.steps)} results, {run.passed} checks passed", flush=True)
-    known = {"sources": sources, "seed": given.seed, "passed": run.passed, "look": sorted(bed.look())}
-    known["cases"] = cases(run.steps, given.sample, given.seed)
+    known = {"sources": sources, "passed": run.passed, "look": sorted(bed.look()), "cases": cases(run.steps)}
     plan.write_text(json.dumps(known, indent=1))
     return known
 
 
-def sweep(bed: Bed, given) -> list[dict]:
-    known, results = planned(bed, made_of(), given), HOME / "results.jsonl"
+def sweep(bed: Bed, most: int | None) -> list[dict]:
+    known, results = planned(bed, made_of()), HOME / "results.jsonl"
     done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     over = {row["place"] for row in done}
-    todo = [case for case in known["cases"] if case["place"] not in over]
-    todo = [case for case in todo if all(word in " ".join(case.values()) for word in given.text.split())][: given.cases]
-    print(f"{len(known['cases'])} cases, {len(done)} done before, {len(todo)} now; seed of the sample {known['seed']}")
+    todo = [case for case in known["cases"] if case["place"] not in over][:most]
+    print(f"{len(known['cases'])} cases, {len(done)} done before, {len(todo)} now")
     for case in todo:
         row = judge(bed, case, known)
         done.append(row)
@@ -190,14 +189,11 @@ def sweep(bed: Bed, given) -> list[dict]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--cases", type=int, help="at most this many more")
-    parser.add_argument("-k", dest="text", default="", help="only those with each word in their place, task and kind")
-    parser.add_argument("--sample", type=int, default=30, help="number of the tasks that changed nothing")
-    parser.add_argument("--seed", default=str(time.time_ns()), help="of the sample")
     given = parser.parse_args()
     HOME.mkdir(parents=True, exist_ok=True)
     with open(HOME / "lock", "w") as lock, tempfile.TemporaryDirectory() as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a checkout has one set of fast nodes
-        done = sweep(Bed(pathlib.Path(folder)), given)
+        done = sweep(Bed(pathlib.Path(folder)), given.cases)
         control("down")
     bad = [row for row in done if row["next"] != "converged"]
     rows = [(row["task"], row["kind"], row["next"], f"{row['seconds']:.0f}") for row in done]

@@ -67,7 +67,6 @@ class World:
         self.states: dict = {}
         self.answers: dict = {}
         self.user: dict | None = None
-        self.extra: list = []
 
     # --- planting -----------------------------------------------------------------------------------------------------
 
@@ -87,12 +86,11 @@ class World:
             if item["kind"] == "Node":
                 item["status"]["conditions"] = [{"type": "Ready", "status": "False", "message": message}]
 
-    def use(self, annotation="rail0", limits=(RESOURCE,), answer=ROCE, security=None, reason=None, paths=()) -> None:
+    def use(self, annotation="rail0", limits=(RESOURCE,), answer=ROCE, reason=None, paths=()) -> None:
         """Check a user's pod instead of running test pods."""
         metadata = {"annotations": {kube_pods.NETWORKS: annotation} if annotation else {}}
         ready = "False" if reason else "True"
         container = {"name": "app", "resources": {"limits": dict.fromkeys(limits, "1")}}
-        container["securityContext"] = security or {}
         volumes = [{"name": f"v{number}", "hostPath": {"path": path}} for number, path in enumerate(paths)]
         status = {"phase": "Pending" if reason else "Running", "conditions": [{"type": "Ready", "status": ready}]}
         if reason:

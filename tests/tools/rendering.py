@@ -381,8 +381,6 @@ def main() -> None:
     compile_once()
     told: dict = {"texts": {}, "faults": []}
     for role, name in texts():
-        if sys.argv[1:] and sys.argv[1] not in role:
-            continue
         variants = [{}] + [{key: value} for key, value in ALTERNATIVES.items() if key in taken(role, name)]
         for more in variants:
             found = look(role, name, more)

@@ -171,20 +171,10 @@ def _real(target: pathlib.Path, path: str) -> pathlib.Path:
 def add_modalias(root: pathlib.Path) -> None:
     """The file modalias of each PCI device, from which ghw, and so the Go plugin, takes vendor, device and class."""
     for device in (root / "sys/bus/pci/devices").iterdir():
-        (device / "modalias").write_text(modalias(device))
-
-
-def modalias(device: pathlib.Path) -> str:
-    """In the format of drivers/pci/pci-driver.c."""
-
-    def number(name: str, digits: int) -> str:
-        path = device / name
-        return f"{int(path.read_text(), 16) if path.is_file() else 0:0{digits}X}"
-
-    code = number("class", 6)
-    vendors = f"v{number('vendor', 8)}d{number('device', 8)}"
-    subsystem = f"sv{number('subsystem_vendor', 8)}sd{number('subsystem_device', 8)}"
-    return f"pci:{vendors}{subsystem}bc{code[:2]}sc{code[2:4]}i{code[4:]}\n"
+        paths = [device / name for name in ("vendor", "device", "subsystem_vendor", "subsystem_device", "class")]
+        *ids, code = (int(path.read_text(), 16) if path.is_file() else 0 for path in paths)
+        text = "pci:v{:08X}d{:08X}sv{:08X}sd{:08X}".format(*ids)  # drivers/pci/pci-driver.c
+        (device / "modalias").write_text(f"{text}bc{code >> 16:02X}sc{code >> 8 & 255:02X}i{code & 255:02X}\n")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ connection plugin carried out, so a module costs 1 with pipelining and `copy` co
 the process that loads this, so a wrapper around the connection classes is in force in all; they append to one file.
 CUT_OFF_STEPS=FILE: one line per result: {"host", "task", "place", "kind": changed|ok|skipped|failed}. A place is the
 task's file and line in this checkout, and the number of this host's reports for it: FILE:LINE#TIMES.
-CUT_OFF_AFTER="HOST TASK", the name with or without that of its role, or "HOST PLACE": the result after which the run,
-its whole process group, is killed. It needs its own session.
+CUT_OFF_AFTER="HOST PLACE": the result after which the run, its whole process group, is killed; it needs a session.
 BUILT_MODULES=FOLDER: keeps the archives that AnsiballZ builds, which takes longer than the module itself.
 """
 
@@ -104,8 +103,7 @@ class CallbackModule(CallbackBase):
         self._times[host, line] += 1
         place = f"{line}#{self._times[host, line]}"
         _append(self._steps, {"host": host, "task": task, "place": place, "kind": kind})
-        names = (task, task.rpartition(" : ")[2], place)
-        if os.environ.get("CUT_OFF_AFTER") in {f"{host} {name}" for name in names}:
+        if os.environ.get("CUT_OFF_AFTER") == f"{host} {place}":
             os.killpg(0, signal.SIGKILL)
 
     def v2_runner_on_ok(self, result):
