@@ -77,10 +77,13 @@ class Run:
             for change in result.get("changes") or ()
         }
 
-    def checks(self, host, status):
+    def facts(self, host, name):
+        """The values that tasks gave this fact, in their order."""
         facts = [result.get("ansible_facts", {}) for result in self.results[host]]
-        checks = next(fact["rdma_checks"] for fact in facts if "rdma_checks" in fact)
-        return [check for check in checks if check["status"] == status]
+        return [fact[name] for fact in facts if name in fact]
+
+    def checks(self, host, status):
+        return [check for check in self.facts(host, "rdma_checks")[0] if check["status"] == status]
 
 
 class Cluster:
