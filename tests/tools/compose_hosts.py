@@ -12,6 +12,7 @@ import lzma
 import os
 import pathlib
 import struct
+import uuid
 from functools import cache
 
 import yaml
@@ -23,10 +24,6 @@ LIMITS = """\
 Limit                     Soft Limit           Hard Limit           Units     \n\
 Max open files            1048576              1048576              files     \n\
 Max locked memory         {0:<20} {0:<20} bytes     """
-GPU = """\
-Model: \t\t {model}\nIRQ:   \t\t {irq}\nGPU UUID: \t GPU-{uuid}\nVideo BIOS: \t 96.00.74.00.01\nBus Type: \t PCIe
-DMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t {at}\nDevice Minor: \t {minor}
-GPU Firmware: \t {version}\nGPU Excluded:\t No"""
 
 
 @cache
@@ -59,11 +56,6 @@ def grouped(digits: str) -> str:
     return ":".join(digits[i : i + 4] for i in range(0, len(digits), 4))
 
 
-def ipoib_address(guid: str, prefix: str = "00:00:10:29") -> str:
-    octets = guid.replace(":", "")
-    return f"{prefix}:fe:80:00:00:00:00:00:00:" + ":".join(octets[i : i + 2] for i in range(0, 16, 2))
-
-
 def gid_table(rows: list[dict]) -> list[tuple]:
     """(index, GID, type, netdev): a row has one `gid`, or the MAC and address of a RoCE netdev, v1 before v2."""
     found = []
@@ -77,10 +69,6 @@ def gid_table(rows: list[dict]) -> list[tuple]:
         pairs = [(gid, kind) for gid in gids for kind in row.get("kinds", ("IB/RoCE v1", "RoCE v2"))]
         found += [(index, *pair, row["netdev"]) for index, pair in enumerate(pairs)]
     return found
-
-
-def uuid(digest: str) -> str:
-    return "-".join((digest[:8], digest[8:12], digest[12:16], digest[16:20], digest[20:]))
 
 
 def digest(text: str) -> str:
@@ -115,7 +103,7 @@ class Node:
         self.directories = ["/etc/modules-load.d", "/etc/modprobe.d", "/usr/lib/modprobe.d", "/usr/lib/modules-load.d"]
         self.seams = {"addresses": {"lo": ["127.0.0.1/8"]}, "machine": self.arch, "modinfo": {}, "rpm": None}
         self.devices, self.netdevs, self.gateways, self.inet6 = {}, {}, [], []
-        self.counts = {"uverbs": 0, "umad": 0, "issm": 0, "group": 10, "gpu": 0}
+        self.counts = {"uverbs": 0, "umad": 0, "issm": 0, "group": 10}
         self.boot(row.get("cmdline", ""))
         self.netdev("lo", VIRTUAL, "00:00:00:00:00:00", mtu="65536", state="unknown", type="772")
         if management != "none":
@@ -151,7 +139,7 @@ class Node:
         kernel, identity = self.kernel, digest(self.name)
         major = tuple(int(part) for part in kernel.split(".")[:2])
         self.put("/proc/sys/kernel", osrelease=kernel, hostname="node", arch=self.arch if major >= (6, 1) else None)
-        boot_id = uuid(f"{identity[:12]}4{identity[13:16]}8{identity[17:]}")
+        boot_id = uuid.UUID(f"{identity[:12]}4{identity[13:16]}8{identity[17:]}")
         self.put("/proc/sys/kernel/random", boot_id=boot_id)
         self.file("/etc/machine-id", digest(identity))
         self.file("/proc/cmdline", f"BOOT_IMAGE=/boot/vmlinuz-{kernel} root=/dev/nvme0n1p2 ro {cmdline}".strip())
@@ -257,16 +245,13 @@ class Node:
         known |= {"vendor": row.get("vendor", "0x15b3"), "driver": row.get("driver", "mlx5_core"), "cpus": cpus}
         return self.pci(at, type="0x020700" if infiniband else "0x020000", **{**known, **options})
 
-    def gpu(self, at, model, device, version="535.183.06", speed="32.0 GT/s PCIe", vendor="0x10de", **where):
+    def gpu(self, at, model, device, speed="32.0 GT/s PCIe", vendor="0x10de", **where):
         known = {"width": "16", "subsystem": "0x16c1", "speed": speed}
         if vendor == "0x1002":
             self.pci(at, vendor, device, "0x120000", driver="amdgpu", **known, **where)
             return
         self.pci(at, vendor, device, "0x030200", driver="nvidia", **known, **where)
-        minor = self.counts["gpu"]
-        facts = {"model": model, "irq": 300 + minor, "uuid": uuid(digest(f"{self.name} {at}")), "at": at}
-        self.put(f"/proc/driver/nvidia/gpus/{at}", information=GPU.format(**facts, minor=minor, version=version))
-        self.counts["gpu"] += 1
+        self.put(f"/proc/driver/nvidia/gpus/{at}", information=f"Model: \t\t {model}\nBus Type: \t PCIe")
 
     # Network.
 
@@ -301,8 +286,9 @@ class Node:
         if not virtual:
             self.link(f"{folder}/device", device)
         if master:
-            self.link(f"{folder}/master", self.netdevs[master])
-            self.stack(upper=master, lower=name)
+            for link in (f"{folder}/master", f"{folder}/upper_{master}"):
+                self.link(link, self.netdevs[master])
+            self.link(f"{self.netdevs[master]}/lower_{name}", folder)
         self.link(f"/sys/class/net/{name}", folder)
         if cidr:
             self.seams["addresses"].setdefault(name, []).append(cidr)
@@ -311,11 +297,6 @@ class Node:
         if up and name != "lo" and type == "1":
             local = eui64(mac).replace(":", "")
             self.inet6.append(f"fe80000000000000{local} {index:02x} 40 20 80 {name:>8}")
-
-    def stack(self, upper, lower):
-        """The links between a bond and its lower interfaces."""
-        self.link(f"{self.netdevs[upper]}/lower_{lower}", self.netdevs[lower])
-        self.link(f"{self.netdevs[lower]}/upper_{upper}", self.netdevs[upper])
 
     # RDMA.
 
@@ -393,20 +374,15 @@ class Node:
         """A function of a ConnectX card with one InfiniBand port and its IPoIB interface."""
         self.card(at, model, infiniband=True, below=below, **of_card)
         guid = mlx5_guid(mac)
-        self.ipoib(netdev, at, guid, umcast="0", cidr=cidr)
+        self.ipoib(netdev, at, guid, cidr=cidr)
         port = {"rate": rate, "layer": "InfiniBand", "slots": "8", "lid": lid}
         gids = [{"gid": f"fe80:0000:0000:0000:{guid}"}]
         system = mlx5_guid(system_guid) if system_guid else None
         self.hca(hca, at, guid, [{**port, "sm_lid": "0x1", "gids": gids}], model, system_guid=system)
 
     def ipoib(self, netdev, at, guid, prefix="00:00:10:29", pkey="0xffff", **options):
-        address = ipoib_address(guid, prefix)
+        address = f"{prefix}:fe:80:00:00:00:00:00:00:{bytes.fromhex(guid.replace(':', '')).hex(':')}"
         self.netdev(netdev, at, address, mtu="2044", type="32", mode="datagram", pkey=pkey, **options)
-
-    def partition(self, hca, index, netdev, at, pkey, mac, **options):
-        """An IPoIB child and its entry in the port's table of partition keys."""
-        self.put(f"{self.devices[at]}/infiniband/{hca}/ports/1/pkeys", **{index: pkey})
-        self.ipoib(netdev, at, mlx5_guid(mac), pkey=pkey, umcast="0", **options)
 
     def virtual_function(self, at, of, number, **options):
         """A VF of the PF `of`: with an HCA if it has a name, else bound to vfio-pci."""
