@@ -16,17 +16,14 @@ from typing import NamedTuple
 
 import jinja2
 import yaml
-from ansible import context
 from ansible.errors import AnsibleError
 from ansible.inventory.manager import InventoryManager
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.parsing.dataloader import DataLoader
+from ansible.parsing.splitter import parse_kv
 from ansible.plugins.loader import fragment_loader, module_loader
 from ansible.template import Templar, trust_as_template
-from ansible.utils.context_objects import CLIArgs
 from ansible.utils.plugin_docs import get_docstring
-from ansible.utils.vars import load_extra_vars
-from ansible.vars.manager import VariableManager
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
 from ansible_collections.gpufabric.rdma.tests.tools.rendering import GIVEN, compile_once
 from ansible_collections.gpufabric.rdma.tests.tools.running import ROOT
@@ -209,14 +206,11 @@ def spellings(name: str, option: dict) -> list[tuple[object, tuple]]:
 
 def given(name: str, text: str, folder: pathlib.Path) -> dict:
     """{source: what Ansible makes of the text}: of -e NAME=TEXT, and of a group's variable in INI and in YAML."""
-    loader = DataLoader()
-    context.CLIARGS = CLIArgs({"extra_vars": (f"{name}='{text}'",)})
-    vars(load_extra_vars).pop("extra_vars", None)  # its cache from the last call
     path = folder / "hosts.ini"
     path.write_text(f"[gpu_nodes]\nnode1\n\n[gpu_nodes:vars]\n{name}={text}\n")
-    inventory = InventoryManager(loader=loader, sources=[str(path)])
-    of_group = VariableManager(loader=loader, inventory=inventory).get_vars(host=inventory.get_host("node1"))
-    return {"-e": load_extra_vars(loader)[name], "INI": of_group[name], "YAML": yaml.safe_load(text)}
+    inventory = InventoryManager(loader=DataLoader(), sources=[str(path)])
+    of_group = inventory.groups["gpu_nodes"].vars
+    return {"-e": parse_kv(f"{name}='{text}'")[name], "INI": of_group[name], "YAML": yaml.safe_load(text)}
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
