@@ -128,9 +128,6 @@ class Node:
     def file(self, path, text):
         self.files[path] = text.rstrip("\n")
 
-    def append(self, path, text):
-        self.files[path] += f"\n{text}"
-
     def link(self, path, target):
         """A relative link, like in sysfs."""
         self.links[path] = os.path.relpath(target, os.path.dirname(path)) if target.startswith("/") else target
@@ -313,7 +310,6 @@ class Node:
             attributes["hw_rev"] = "0"
         self.put(folder, node_type=node_type, node_guid=guid, sys_image_guid=system_guid or guid)
         self.put(folder, node_desc=describe or f"node {hca}", **{"fw_ver": "", **attributes})
-        self.link(f"{folder}/subsystem", "/sys/class/infiniband")
         self.link(f"/sys/class/infiniband/{hca}", folder)
         if not virtual:
             self.link(f"{folder}/device", device)
@@ -393,9 +389,8 @@ class Node:
         self.link(f"{self.devices[at]}/physfn", self.devices[of])
         self.link(f"{self.devices[of]}/virtfn{number}", self.devices[at])
 
-    def sub_function(self, of, number, sfnum, **options):
+    def sub_function(self, of, number, **options):
         folder = f"{self.devices[of]}/mlx5_core.sf.{number}"
-        self.put(folder, sfnum=sfnum)
         self.link(f"{folder}/driver", "/sys/bus/auxiliary/drivers/mlx5_core.sf")
         self.link(f"/sys/bus/auxiliary/devices/mlx5_core.sf.{number}", folder)
         self.roce(folder=folder, **options)

@@ -1,6 +1,5 @@
 """cluster_info and test_pods, run by Ansible, with a double of kubectl."""
 
-import pathlib
 import select
 import subprocess
 import time
@@ -16,7 +15,6 @@ from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, runn
 
 pytestmark = pytest.mark.usefixtures("short_names")
 
-TESTS = pathlib.Path(__file__).resolve().parents[3]
 ROCE = (tree.texts("output") / "pod-roce.txt").read_text()
 OPTIONS = {"namespace": "gpufabric-verification", "image": "example.test/rdma:1"}
 
