@@ -35,7 +35,7 @@ def files(kubelet, resource=NAME, units=("0",)):
 
 
 def test_a_port_that_goes_down_and_comes_back(base, node, kubelet):
-    """A34, 1.7, pitfalls 2 and 11: upstream never reads the port's state, and feeds one stream at random"""
+    """Upstream never reads the port's state, and feeds one stream at random"""
     with Running(base, document(entry(count=10, health=HEALTH)), node.root, kubelet=kubelet) as plugin:
         streams = [kubelet.clients[NAME].stub.ListAndWatch(api.Empty(), timeout=PATIENCE) for _number in range(3)]
         assert {next(stream).devices[0].health for stream in streams} == {"Healthy"}
@@ -54,7 +54,7 @@ def test_a_port_that_goes_down_and_comes_back(base, node, kubelet):
 
 
 def test_exclusive_netns_is_a_state_not_an_exit(base, node, kubelet):
-    """Pitfall 13: upstream ends in a crash loop"""
+    """Upstream ends in a crash loop"""
     node.netns("N")
     with Running(base, document(entry(count=10)), node.root) as plugin:
         assert kubelet.wait(lambda: kubelet.capacity(NAME) == 10)
@@ -70,7 +70,7 @@ def test_exclusive_netns_is_a_state_not_an_exit(base, node, kubelet):
 
 
 def test_hot_plug(base, node, kubelet):
-    """A40, pitfall 4 for the lists: content changes, IDs stay"""
+    """Content changes, IDs stay"""
     with Running(base, document(entry(count=10)), node.root, kubelet=kubelet) as plugin:
         node.unplug("mlx5_1")
         assert plugin.rescan(lambda: files(kubelet) == ["umad0", "uverbs0", "rdma_cm"])
@@ -83,7 +83,7 @@ def test_hot_plug(base, node, kubelet):
 
 
 def test_hot_plug_is_reported_by_the_kernel(base, node, kubelet):
-    """Pitfall 6: a uevent, not the next period; upstream needs up to 60 s"""
+    """A uevent, not the next period; upstream needs up to 60 s"""
     plugin = Running(base, document(entry(count=10), interval=0), node.root, own_netns=True, port_poll=60)
     if plugin.error or not os.access("/dev/net/tun", os.W_OK):
         pytest.skip(f"not verified: {plugin.error or 'no /dev/net/tun'}")
@@ -98,7 +98,7 @@ def test_hot_plug_is_reported_by_the_kernel(base, node, kubelet):
 
 
 def test_the_last_hca_gone_leaves_unhealthy_units(base, node, kubelet):
-    """4.3: units that disappear and come back fail pods that had them"""
+    """Units that disappear and come back fail pods that had them"""
     with Running(base, document(entry(count=10)), node.root, kubelet=kubelet) as plugin:
         for name in node.hcas():
             node.unplug(name)
@@ -114,7 +114,7 @@ def test_the_last_hca_gone_leaves_unhealthy_units(base, node, kubelet):
 
 
 def test_a_module_that_loads_late(base, node, kubelet):
-    """Pitfall 6: rdma_ucm after the plugin; an empty pool is scanned more often than the interval"""
+    """rdma_ucm after the plugin; an empty pool is scanned more often than the interval"""
     node.unload("rdma_ucm")
     with Running(base, document(entry(count=10), interval=300), node.root, empty_scan=0.1):
         assert kubelet.wait(lambda: NAME in kubelet.clients and kubelet.clients[NAME].lists)
@@ -125,14 +125,13 @@ def test_a_module_that_loads_late(base, node, kubelet):
 
 @pytest.mark.parametrize(("interval", "scans"), [(1, True), (0, False)])
 def test_periodic_scans(base, node, kubelet, interval, scans):
-    """A23"""
     with Running(base, document(entry(count=10), interval=interval), node.root, kubelet=kubelet) as plugin:
         node.unplug("mlx5_1")
         assert plugin.until(lambda: "uverbs1" not in files(kubelet), seconds=20 if scans else 1.5) == scans
 
 
 def test_nodes_that_are_gone_are_left_out(base, node, kubelet):
-    """4.5: existence is checked at Allocate; the runtime would fail the whole container"""
+    """Existence is checked at Allocate; the runtime would fail the whole container"""
     node.nodes("uverbs0", "umad0", "uverbs1", "umad1", "rdma_cm")
     with Running(base, document(entry(count=10)), node.root, kubelet=kubelet) as plugin:
         assert len(files(kubelet)) == 5
@@ -173,7 +172,7 @@ def test_interfaces_are_set_up_once_unless_the_pool_says_no(base, node):
 
 
 def test_a_changed_config_is_taken_over(base, node, kubelet):
-    """Pitfall 12: upstream reads its config once"""
+    """Upstream reads its config once"""
     (kept, gone) = entry("kept", 3), entry("gone", 3)
     with Running(base, document(kept, gone), node.root, kubelet=kubelet) as plugin:
         before = kubelet.clients["rdma/kept"]
@@ -185,7 +184,7 @@ def test_a_changed_config_is_taken_over(base, node, kubelet):
         assert not (base / "device-plugins/gone.sock").exists()
         plugin.configure(document(entry("kept", 2)))
         kubelet.wait_allocatable("rdma/kept", 2)
-        assert files(kubelet, "rdma/kept", ["6"]), "A39: advertised before the pool shrank"
+        assert files(kubelet, "rdma/kept", ["6"]), "advertised before the pool shrank"
         plugin.configure(document(entry("kept", 2, resourcePrefix="other.io")))
         kubelet.wait_allocatable("other.io/kept", 2)
 
@@ -324,7 +323,7 @@ def test_a_config_that_no_read_comes_back_from_is_reported_at_the_start(base, no
         assert told in plugin.error
 
 
-# --- CDI: our specs, written before they are needed, without touching others (1.9, A22, A35, A37, A41, A42) -----------
+# --- CDI: our specs, written before they are needed, without touching others ------------------------------------------
 
 
 PF0, PF1 = "test_server:0000:01:00.0:mlx5_0", "test_server:0000:01:00.1:mlx5_1"
@@ -335,7 +334,7 @@ def spec(base, pool="test_server"):
 
 
 def test_the_spec_stands_before_the_first_device(base, node, kubelet):
-    """A35, A37, A41, 1.9: upstream writes it after its first list, and does not update it"""
+    """Upstream writes it after its first list, and does not update it"""
     with Running(base, document(entry()), node.root, use_cdi=True, kubelet=kubelet) as plugin:
         found = spec(base)
         assert (found["cdiVersion"], found["kind"]) == ("0.5.0", "gpufabric.io/rdma-shared")
@@ -355,7 +354,6 @@ def test_the_spec_stands_before_the_first_device(base, node, kubelet):
 
 
 def test_annotations_for_old_runtimes(base, node, kubelet):
-    """A37, A42"""
     with Running(base, document(entry()), node.root, use_cdi=True, cdi_mode="annotations", kubelet=kubelet):
         answer = kubelet.allocate(NAME, ["0"]).container_responses[0]
         assert dict(answer.annotations) == {"cdi.k8s.io/gpufabric.io_rdma-shared": f"{cdi.KIND}={PF0},{cdi.KIND}={PF1}"}
@@ -363,7 +361,7 @@ def test_annotations_for_old_runtimes(base, node, kubelet):
 
 
 def test_foreign_specs_are_left_alone_and_ours_outlive_the_plugin(base, node, kubelet):
-    """Pitfall 4: upstream deletes every nvidia.com*; a container that restarts needs ours during an upgrade"""
+    """Upstream deletes every nvidia.com*; a container that restarts needs ours during an upgrade"""
     (base / "cdi").mkdir()
     foreign = base / "cdi/nvidia.com-gpu.yaml"
     foreign.write_text("cdiVersion: 0.5.0\n")

@@ -158,7 +158,7 @@ def test_check_config(base):
 
 
 def test_explain(base):
-    """Pitfall 5: one line per NIC and pool"""
+    """One line per NIC and pool"""
     (base / "config.json").write_bytes(document(entry("a"), entry("b", selectors={"ifNames": ["enp1s0f1np1"]})))
     captured = fixture_tree.write("gh200-cx7-roce", base)
     answer = run("explain", "-config-file", str(base / "config.json"), "--root", str(captured))
@@ -223,7 +223,7 @@ def test_signals_end_it_with_code_0_in_a_second(base, node, number):
 
 
 def test_sighup_reads_the_config_again(base, node):
-    """1.1: upstream keeps rdmaHcaMax 3"""
+    """Upstream keeps rdmaHcaMax 3"""
     with Kubelet(base, watches=False) as kubelet, Process(base, document(entry(count=3)), node.root) as plugin:
         wait_for_handler(plugin.process.pid)
         plugin.process.send_signal(signal.SIGHUP)  # at the very start it must not end the process
@@ -294,7 +294,6 @@ def test_a_service_manager_is_notified_of_start_and_stop(base, node, monkeypatch
 
 
 def test_a_directory_that_cannot_be_used_ends_it_with_code_1(base, node):
-    """A25"""
     pathlib.Path(base, "device-plugins").write_text("a file")
     with Process(base, document(entry()), node.root) as plugin:
         assert plugin.process.wait(10) == 1
@@ -303,7 +302,7 @@ def test_a_directory_that_cannot_be_used_ends_it_with_code_1(base, node):
 
 
 def test_no_capability_is_needed(base, node):
-    """Pitfall 17: upstream's manifest says privileged; only setting links up takes CAP_NET_ADMIN"""
+    """Upstream's manifest says privileged; only setting links up takes CAP_NET_ADMIN"""
     if not shutil.which("setpriv") or os.geteuid() != 0:
         pytest.skip("not verified: needs setpriv and root")
     without = ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]

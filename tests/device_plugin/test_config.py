@@ -1,4 +1,4 @@
-"""config.json: upstream's cases (A3 to A20), Go's JSON rules, what the kubelet would refuse, and our extensions.
+"""config.json: upstream's cases, Go's JSON rules, what the kubelet would refuse, and our extensions.
 
 The last part compares a config and a node with a kubelet's view over its sockets.
 """
@@ -39,7 +39,6 @@ def raw(text):
 
 
 def test_devices_selectors_and_counts():
-    """A7, A8, A9"""
     config = load(document(entry("test_config", devices=["ib0"])))
     assert config.pools[0].selectors.ifNames == ("ib0",)
     assert '"devices" field is deprecated' in config.warnings[0]
@@ -178,7 +177,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("data", "wanted"), REFUSED, ids=range(len(REFUSED)))
 def test_what_means_nothing_is_refused(data, wanted):
-    """A6, A10 to A16, and what the kubelet would refuse"""
+    """What the kubelet would refuse"""
     assert wanted in problems(data)[0]
 
 
@@ -277,7 +276,7 @@ NAME = "rdma/test_server"
 
 @pytest.mark.parametrize(("options", "text"), [(("-config-file", "/none"), "/none"), ((), "rdmaHcaMax < 0: -100")])
 def test_a_config_that_upstream_refuses(base, node, options, text):
-    """A5, A13: the process ends with code 1 and one line; nothing was registered."""
+    """The process ends with code 1 and one line; nothing was registered."""
     with Kubelet(base) as kubelet, Process(base, one(count=-100), node.root, *options) as plugin:
         assert plugin.process.wait(20) == 1
         assert kubelet.log == []
@@ -286,7 +285,7 @@ def test_a_config_that_upstream_refuses(base, node, options, text):
 
 
 def test_a_node_without_pci(base):
-    """A20: no device, no error"""
+    """No device, no error"""
     (base / "nothing").mkdir()
     with Kubelet(base) as kubelet, Running(base, document(entry()), base / "nothing") as plugin:
         assert kubelet.wait(lambda: NAME in kubelet.clients and kubelet.clients[NAME].lists)
@@ -295,7 +294,7 @@ def test_a_node_without_pci(base):
 
 
 def test_another_kubelet_root(base, node):
-    """Pitfall 1, #96: plugins_registry moves with --root-dir, the directory of kubelet.sock does not"""
+    """plugins_registry moves with --root-dir, the directory of kubelet.sock does not"""
     kubelet = Kubelet(base)
     kubelet.registry = str(base / "data/kubelet/plugins_registry")
     (base / "data/kubelet/plugins_registry").mkdir(parents=True)
@@ -307,7 +306,7 @@ def test_another_kubelet_root(base, node):
 
 
 def test_the_environment_names_the_hcas_of_a_container(base):
-    """Pitfall 10: upstream silently gives all HCAs to each container"""
+    """Upstream silently gives all HCAs to each container"""
     node = Node(base / "node", "h100-8x-cx7-ib")
     config = document(
         entry(count=16, allocation="spread", env="nccl"), entry("numa", 2, allocation="numa", topology="auto")

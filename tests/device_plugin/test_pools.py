@@ -76,7 +76,7 @@ def test_extra_selectors_take_patterns(laid_out):
 
 
 def test_one_function_that_cannot_be_read_hides_no_other(base):
-    """Pitfall 7: ghw 0.24 returns nothing at all then; and no pci.ids is needed"""
+    """ghw 0.24 returns nothing at all then; and no pci.ids is needed"""
     node = Node(base / "node", "two-cards-cx6dx")
     for path in node.root.glob("sys/devices/pci*/**/0000:3b:00.0/*"):
         if path.name in ("vendor", "device", "modalias", "class"):
@@ -92,7 +92,7 @@ OVER_ALL = {"vendors": ["15b3", "8086"], "drivers": ["mlx5_core"], "linkTypes": 
 @pytest.mark.parametrize(("fixture", "more", "wanted"), [
     ("names-persistent", {"selectors": {"ifNames": ["enp1s0f1np1", "ibp24s0"]}}, "rocep1s0f1 ibp24s0"),
     ("names-persistent", {"selectors": OVER_ALL}, "rocep1s0f0 rocep1s0f1"),
-    # Pitfall 15: upstream cannot see the auxiliary bus.
+    # Upstream cannot see the auxiliary bus.
     ("sfs", {}, "mlx5_0 mlx5_2 mlx5_3"),
     ("sfs", {"selectors": {"ifNames": ["enp8s0f0s88"]}}, "mlx5_2"),
     ("vfs", {"selectors": {"drivers": ["mlx5_core"]}}, "mlx5_0 mlx5_1"),
@@ -100,10 +100,10 @@ OVER_ALL = {"vendors": ["15b3", "8086"], "drivers": ["mlx5_core"], "linkTypes": 
     ("rxe-and-siw", {"selectors": NAMES}, ""),
     ("rxe-and-siw", {"selectors": NAMES, "softwareDevices": True}, "rxe0 rxe1 siw_eth2"),
     ("rxe-and-siw", {"selectors": {"vendors": ["15b3"]}, "softwareDevices": True}, ""),
-    # 1.3: upstream compares only the first name of a function and warns about the others.
+    # Upstream compares only the first name of a function and warns about the others.
     ("mlx4-two-ports", {"selectors": {"ifNames": ["ens3d1"]}}, "mlx4_0"),
     ("mlx4-two-ports", {"selectors": {"linkTypes": ["infiniband"]}}, "mlx4_0"),
-    # Pitfall 5: upstream refuses iWARP and EFA because they lack umad.
+    # Upstream refuses iWARP and EFA because they lack umad.
     ("efa", {"selectors": {"vendors": ["1d0f"]}}, "rdmap0s6"),
     ("irdma", {"selectors": {"vendors": ["8086"]}}, "rocep101s0f0 rocep101s0f1"),
 ])  # fmt: skip
@@ -137,13 +137,12 @@ def test_a_software_hca_lies_where_its_nic_does(laid_out):
     ("Ethernet", {"issm": ()}, None),
 ])  # fmt: skip
 def test_what_is_required_follows_from_the_link_layer(layer, missing, code):
-    """Pitfall 5: upstream refuses iWARP and EFA because they lack umad"""
+    """Upstream refuses iWARP and EFA because they lack umad"""
     out = pools.judge(pool(), card(ports=(Port(1, "ACTIVE", layer, None),), **missing))
     assert (out.code if out else None) == code
 
 
 def test_a_missing_device_is_reported_with_its_module(base):
-    """Pitfalls 5 and 6"""
     node = Node(base / "node", "h100-8x-cx7-ib").unload("ib_umad").unload("rdma_ucm")
     found = pools.discover(Tree(str(node.root)))
     out = pools.judge(pool(), found.hcas[0], found.common)
@@ -181,7 +180,7 @@ def test_gdrdrv_is_there_by_its_device_and_in_a_container_by_its_module(base):
 
 
 def test_a_port_must_be_otherwise_for_a_while():
-    """Pitfall 11: hysteresis and recovery"""
+    """Hysteresis and recovery"""
     health = Health("any", downSeconds=1, upSeconds=5)
     state = pools.debounce(None, True, 0, health)
     assert state == Debounced(True), "the first observation counts at once"
@@ -261,7 +260,7 @@ def test_units_use_all_hcas_alike(count, size, how, nodes):
 
 
 def test_topology_is_opt_in_and_all_or_nothing():
-    """Pitfall 9, 4.3: units without a node count as unaligned once another has one"""
+    """Units without a node count as unaligned once another has one"""
     assert {nodes for _unit, _healthy, nodes in offer(EIGHT, count=8, allocation="spread").devices()} == {()}
     hinted = offer(EIGHT, count=8, allocation="spread", topology="auto")
     assert [nodes for _unit, _healthy, nodes in hinted.devices()] == [(0,)] * 4 + [(1,)] * 4
@@ -271,7 +270,6 @@ def test_topology_is_opt_in_and_all_or_nothing():
 
 
 def test_health_is_that_of_the_units_hcas():
-    """Pitfall 11"""
     states = {**{one.name: True for one in EIGHT}, "mlx5_3": False}
     assert offer(EIGHT, states, count=16).healthy == 16
     spread = offer(EIGHT, states, count=16, allocation="spread")
@@ -282,7 +280,6 @@ def test_health_is_that_of_the_units_hcas():
 
 
 def test_refusals_name_what_is_refused():
-    """A39"""
     found = offer(EIGHT, count=3, maxPerContainer=2)
     for strange in ("3", "-1", "x", "", "1.0", "\u0663", "9" * 5000):
         with pytest.raises(Refused, match="never advertised") as refused:
@@ -295,7 +292,7 @@ def test_refusals_name_what_is_refused():
 
 
 def test_environment():
-    """Pitfall 10: which HCAs a container may use; never a GID index"""
+    """Which HCAs a container may use; never a GID index"""
     two = [numbered(1, ports=2), numbered(10)]
     assert offer(two).env(tuple(two)) == {}
     assert offer(two, env="generic").env(tuple(two)) == {"RDMA_A_B_C_DEVICES": "mlx5_1,mlx5_10"}
@@ -310,7 +307,7 @@ def test_environment():
 
 
 def test_preferred_units_lie_on_different_hcas_and_on_one_node():
-    """1.8: upstream dies of the call"""
+    """Upstream dies of the call"""
     found = offer(EIGHT, count=16, allocation="spread", topology="auto")
     everything = [str(unit) for unit in range(16)]
     picked = found.prefer(everything, [], 4)

@@ -33,20 +33,19 @@ def plugin(base, node, kubelet):
 
 
 def test_a_pool_is_advertised_in_the_mode_that_the_directories_ask_for(base, kubelet, plugin):
-    """A1, A2, A24, A27, A28, A33"""
     where = "plugins_registry" if kubelet.watches else "device-plugins"
     assert [path.name for path in (base / where).glob("*.sock") if path.name != "kubelet.sock"] == ["test_server.sock"]
     assert sorted(kubelet.devices(NAME), key=int) == [str(number) for number in range(100)]
     assert kubelet.count("register") == (0 if kubelet.watches else 1)
     assert plugin.until(lambda: plugin.resource().state == "registered")
     assert plugin.resource().mode == ("watch" if kubelet.watches else "legacy")
-    for info in [line[2] for line in kubelet.log if line[0] == "info"]:  # pitfall 1: it has no path in the container
+    for info in [line[2] for line in kubelet.log if line[0] == "info"]:  # it has no path in the container
         assert (info.type, info.name, info.endpoint) == ("DevicePlugin", NAME, "")
         assert list(info.supported_versions) == ["v1beta1"]
 
 
 def test_an_unwatched_directory_leads_to_a_legacy_registration(base, node):
-    """Pitfall 1: a hostPath mount made plugins_registry, the kubelet has another root"""
+    """A hostPath mount made plugins_registry, the kubelet has another root"""
     (base / "plugins_registry").mkdir()
     with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root, kubelet=kubelet) as plugin:
         assert plugin.until(lambda: plugin.resource().state == "registered")
@@ -57,7 +56,7 @@ def test_an_unwatched_directory_leads_to_a_legacy_registration(base, node):
 
 @pytest.mark.parametrize(("folder", "state"), [(True, "waiting for the kubelet"), (False, "cannot serve")])
 def test_it_waits_for_a_kubelet_that_starts_later(base, node, folder, state):
-    """A26, diverging: upstream exits with 1. Pitfall 8: on the first boot the kubelet has not made its folders yet"""
+    """Upstream exits with 1, but on the first boot the kubelet has not made its folders yet"""
     if folder:
         (base / "device-plugins").mkdir()
     with Running(base, CONFIG, node.root) as plugin:
@@ -69,7 +68,7 @@ def test_it_waits_for_a_kubelet_that_starts_later(base, node, folder, state):
 
 @pytest.mark.parametrize("watches", [True, False], ids=["watch", "legacy"])
 def test_a_refused_registration_is_reported_and_retried(base, node, watches):
-    """A26, A29, pitfall 2: upstream stops its server inside the handler and stays as a zombie"""
+    """Upstream stops its server inside the handler and stays as a zombie"""
     with Kubelet(base, watches=watches, refuse="no room") as kubelet, Running(base, CONFIG, node.root) as plugin:
         assert plugin.until(lambda: plugin.resource().state == "refused")
         assert "no room" in plugin.resource().error
@@ -83,7 +82,7 @@ def test_a_refused_registration_is_reported_and_retried(base, node, watches):
 
 
 def test_a_kubelet_restart_is_noticed(base, kubelet, plugin):
-    """A31, pitfalls 2 and 8: upstream needs up to 5 s in legacy mode; the same IDs return"""
+    """Upstream needs up to 5 s in legacy mode; the same IDs return"""
     before = kubelet.devices(NAME)
     for _round in range(3):
         kubelet.restart()
@@ -125,7 +124,7 @@ def test_a_kubelet_that_does_not_answer_is_left_for_its_successor(base, node):
 
 @pytest.mark.parametrize("loss", ["socket", "stream"])
 def test_what_is_lost_leads_to_a_new_registration(base, kubelet, plugin, loss):
-    """A32; pitfall 2: registered, no stream"""
+    """Registered, no stream"""
     assert plugin.until(lambda: plugin.resource().state == "registered")
     before = kubelet.clients[NAME]
     if loss == "socket":
@@ -137,7 +136,7 @@ def test_what_is_lost_leads_to_a_new_registration(base, kubelet, plugin, loss):
 
 
 def test_two_instances_take_turns(base, node):
-    """Pitfall 3: the second waits for the first and writes no spec, and its socket outlives the first one's end"""
+    """The second waits for the first and writes no spec, and its socket outlives the first one's end"""
 
     def specs():
         return {path.name: path.read_text() for path in (base / "cdi").iterdir()}
@@ -159,7 +158,7 @@ def test_two_instances_take_turns(base, node):
 
 
 def test_a_socket_that_is_not_ours_is_left_alone(base, node):
-    """1.6: upstream unlinks whatever is at its path, when it starts and when it stops"""
+    """Upstream unlinks whatever is at its path, when it starts and when it stops"""
     (base / "device-plugins").mkdir()
     path = str(base / "device-plugins/test_server.sock")
     with socket.socket(socket.AF_UNIX) as other:
@@ -198,7 +197,6 @@ def test_a_full_disk_does_not_prevent_serving(base, node):
 
 
 def test_a_clean_stop_leaves_nothing_behind(base, kubelet, plugin):
-    """A31"""
     plugin.stop()
     assert plugin.stopped_in < 1
     left = {path.name for folder in ("plugins_registry", "device-plugins") for path in (base / folder).glob("*")}
@@ -206,7 +204,7 @@ def test_a_clean_stop_leaves_nothing_behind(base, kubelet, plugin):
 
 
 def test_a_stream_that_is_cancelled_does_not_hold_a_place(kubelet, plugin):
-    """A33: returns when the client cancels"""
+    """Returns when the client cancels"""
 
     stub = kubelet.clients[NAME].stub
     for _number in range(20):
@@ -218,7 +216,6 @@ def test_a_stream_that_is_cancelled_does_not_hold_a_place(kubelet, plugin):
 
 
 def test_allocate(kubelet, plugin):
-    """A36, A38, A39, 1.5"""
     answer = kubelet.allocate(NAME, ["0"], ["5", "99"])
     paths = ["umad0", "uverbs0", "umad1", "uverbs1", "rdma_cm"]
     for container in answer.container_responses:
@@ -235,7 +232,7 @@ def test_allocate(kubelet, plugin):
 
 
 def test_rpcs_that_the_kubelet_need_not_call(kubelet, plugin):
-    """1.8: upstream dies of GetPreferredAllocation"""
+    """Upstream dies of GetPreferredAllocation"""
 
     client = kubelet.clients[NAME]
     assert client.options == api.DevicePluginOptions()
@@ -246,7 +243,7 @@ def test_rpcs_that_the_kubelet_need_not_call(kubelet, plugin):
 
 
 def test_a_kubelet_that_does_not_read_blocks_nothing(base, node):
-    """1.7: a stream that is not read blocks upstream's second update and then its end"""
+    """A stream that is not read blocks upstream's second update and then its end"""
     with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root, kubelet=kubelet) as plugin:
         idle = kubelet.clients[NAME].stub.ListAndWatch(api.Empty())
         for number in range(20):

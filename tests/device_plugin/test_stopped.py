@@ -222,7 +222,6 @@ def samples(port):
 
 
 def test_metrics(base, node, port):
-    """Pitfall 14"""
     config = document(entry(count=10, health={"downSeconds": 0, "upSeconds": 0}))
     with (
         Kubelet(base, watches=False) as kubelet,
