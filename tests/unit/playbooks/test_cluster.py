@@ -80,6 +80,7 @@ class Site:
     def write(self, **hosts):
         changed = {name: {**variables, **hosts.get(name, {})} for name, variables in self.hosts.items()}
         groups = {"gpu_nodes": {"hosts": changed, "vars": self.variables}, "k3s_servers": {"hosts": {"node1": {}}}}
+        groups["all"] = {"vars": {"ansible_become": True, "ansible_become_user": "nobody"}}  # not on the controller
         (self.folder / "hosts.json").write_text(json.dumps(groups))
 
     def objects(self) -> set:
