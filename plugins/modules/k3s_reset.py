@@ -141,16 +141,9 @@ class Node:
         ]
 
     def _units(self, tree: Tree) -> tuple[list[str], list[str]]:
-        own, foreign = [], []
-        for name in sorted(tree.listdir(units.SYSTEM)):
-            path = f"{units.SYSTEM}/{name}"
-            if not name.endswith(".service") or tree.readlink(path) is not None:
-                continue
-            if planner.ours(path, tree.read(path)):
-                own.append(path)
-            elif name in ("k3s.service", "k3s-agent.service"):
-                foreign.append(path)
-        return own, foreign
+        paths = [f"{units.SYSTEM}/{name}" for name in sorted(tree.listdir(units.SYSTEM)) if name.endswith(".service")]
+        own = [path for path in paths if tree.readlink(path) is None and planner.ours(path, tree.read(path))]
+        return own, k3s_state.foreign_units(tree)
 
     def _services(self, paths: list[str]) -> list[str]:
         names = [os.path.basename(path) for path in paths]

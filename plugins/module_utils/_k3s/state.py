@@ -15,7 +15,7 @@ from typing import Callable
 
 from .._core import programs
 from .._core.files import recorded, seen_file, sha256_of, under, write
-from .._core.units import shown, started_at
+from .._core.units import SYSTEM, shown, started_at
 from ..hca import Tree
 from ..hca import node as hca_node
 from ..hca.routes import destinations
@@ -36,6 +36,8 @@ _OTHERS = {
     "/var/lib/rancher/rke2/agent/kubelet.kubeconfig": "RKE2",
     "/var/snap/microk8s/current": "MicroK8s",
     "/var/lib/k0s/kubelet.conf": "k0s",
+    "/var/lib/k0s/pki": "k0s",
+    "/var/lib/kubelet/kubeconfig": "a kubelet",
 }
 _CA = f"{k3s.DATA}/server/tls/server-ca.crt"
 _UUID_FILES = (
@@ -46,6 +48,8 @@ _UUID_FILES = (
 )
 _OPTION = re.compile(r"^[\"']?([a-z][a-z0-9-]*)[\"']?\s*:", re.MULTILINE)
 _IPTABLES = re.compile(r"iptables v(\d+)\.(\d+)\.(\d+)")
+# Other installers give their units other names, such as k3s-node.service.
+_STARTS_K3S = re.compile(r"^ExecStart=.*/k3s['\"]?[\s\\]+(server|agent)\b", re.MULTILINE)
 
 
 def node(root: str, run: Callable) -> dict:
@@ -53,6 +57,7 @@ def node(root: str, run: Callable) -> dict:
     tree = Tree(root)
     state = converging(root, run)
     del state["files"]  # they may contain secrets and stay on the node
+    foreign = [f"k3s ({path})" for path in foreign_units(tree) if path not in _TEXT_FILES]
     shared = address.configured(tree.read(address.CONFIG))
     release = hca_node.system(hca_node.os_release(tree))
     joins = re.search(r'^server: "([^"]+)"$', tree.read(k3s.CONFIG) or "", re.MULTILINE)
@@ -74,7 +79,7 @@ def node(root: str, run: Callable) -> dict:
         "selinux_policy": tree.exists("/usr/share/selinux/packages/k3s.pp"),
         "iptables": _iptables(run) if tree.live else None,
         "version": version(tree, run),
-        "others": sorted(set(others(tree).values())),
+        "others": sorted({*others(tree).values(), *foreign}),
         "drop_ins": _drop_ins_of_others(tree),
         "listening": programs.bound(tree, "tcp"),
         "server_url": joins[1] if joins else None,
@@ -98,6 +103,14 @@ def system_uuid(tree: Tree) -> str:
 def others(tree: Tree) -> dict[str, str]:
     """{path: owner} of files that only another Kubernetes leaves on a node."""
     return {path: name for path, name in _OTHERS.items() if tree.exists(path)}
+
+
+def foreign_units(tree: Tree) -> list[str]:
+    """Units that start a k3s that this collection did not set up."""
+    paths = [f"{SYSTEM}/{name}" for name in sorted(tree.listdir(SYSTEM)) if name.endswith(".service")]
+    texts = {path: tree.read(path) or "" for path in paths if tree.readlink(path) is None}
+    others = {path: text for path, text in texts.items() if not ours({"content": text})}
+    return [path for path, text in others.items() if path in _TEXT_FILES or _STARTS_K3S.search(text)]
 
 
 def _drop_ins_of_others(tree: Tree) -> dict[str, list[str]]:

@@ -99,10 +99,12 @@ def test_a_program_that_cannot_run_has_no_version(monkeypatch, script):
 def test_facts_of_a_tree_carry_no_content(root, put):
     put(k3s.CONFIG, "token: planted-secret\n")
     put("etc/kubernetes/kubelet.conf")
+    unit = put("etc/systemd/system/k3s-node.service", "[Service]\nExecStart=/usr/bin/k3s \\\n  agent --server s\n")
     site = put("etc/rancher/k3s/config.yaml.d/50-site.yaml", "agent-token: planted-secret\nkubelet-arg+: [a=b]\n")
     found = k3s_state.node(str(root), silent)
     assert "planted-secret" not in repr(found)
-    assert (found["foreign_files"], found["others"]) == ([k3s.CONFIG], ["kubeadm"])
+    others = [f"k3s (/{unit.relative_to(root)})", "kubeadm"]
+    assert (found["foreign_files"], found["others"]) == ([k3s.CONFIG], others)
     assert found["drop_ins"] == {f"/{site.relative_to(root)}": ["agent-token"]}
 
 
