@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._core.change import Plan
+from .._core.change import Finding, Plan
 from ..hca import paths
 from . import config as k3s
 
@@ -72,15 +72,7 @@ def stale(state: dict, touched: set[str] = frozenset()) -> list[str]:
 
 
 def _refuse(made: Plan, state: dict, wanted: dict) -> None:
-    other = k3s.SERVICES["agent" if wanted["role"] == "server" else "server"]
-    there = state["services"][other]
-    if there["active"] or there["starting"]:
-        made.finding(
-            f"service {other}",
-            f"a node that is {'a server' if wanted['role'] == 'server' else 'an agent'}",
-            f"{other} {'running' if there['active'] else 'starting'}",
-            "drain the node, run playbooks/reset.yml on it, then run again: k3s cannot change a node's role in place",
-        )
+    made.findings += of_role(wanted["role"], state["services"])
     if state["token"]["differs"]:
         made.finding(
             k3s.TOKEN,
@@ -97,6 +89,19 @@ def _refuse(made: Plan, state: dict, wanted: dict) -> None:
                 "a file that this collection did not write",
                 "set k3s_takeover_allowed: true to replace it (a copy is kept next to it), or leave the node out",
             )
+
+
+def of_role(role: str, services: dict, data: bool = False) -> list[Finding]:
+    """Why a node cannot have the role: it has the other one. data: whether it has a server's."""
+    server = role == "server"
+    other = k3s.SERVICES["agent" if server else "server"]
+    told = [word for word in ("active", "starting", "enabled") if services[other][word]]
+    if not told and (server or not data):
+        return []
+    wanted, seen = f"a node that is {'a server' if server else 'an agent'}", f"{other} {(told or ['stopped'])[0]}"
+    step = f"{'take it out of' if server else 'leave it in'} the group k3s_servers; to change its role, which k3s "
+    step += "cannot do in place, drain the node, run playbooks/reset.yml on it, then run again"
+    return [Finding(f"service {other}", wanted, seen, step, "k3s:role")]
 
 
 def _plan_files(made: Plan, state: dict, wanted: dict) -> set[str]:

@@ -17,7 +17,7 @@ from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding, at
 from ...module_utils._driver import packages
 from ...module_utils._k3s import config as k3s
-from ...module_utils._k3s.plan import stale
+from ...module_utils._k3s.plan import of_role, stale
 from .._bundle import folder as bundle_folder
 from .._core.addresses import address as as_address
 from .._core.addresses import inside, netaddr
@@ -511,7 +511,7 @@ def _addresses(node: dict, decided: dict, report, notes: list[str]) -> None:
     if not (decided["first"] or decided["server_url"]):
         step = "run with the first host of k3s_servers in --limit, or set k3s_server_url"
         report(host, Finding("k3s_server_url", "the server to join", "no server of this run reports its address", step))
-    if not decided["running"]:
+    if not any(service["active"] or service["starting"] for service in seen["services"].values()):
         of_etcd = _ETCD_PORTS if decided["servers"] > 1 and decided["role"] == "server" else ()
         taken = sorted({*_PORTS[decided["role"]], *of_etcd} & set(seen["listening"]))
         if taken:
@@ -531,6 +531,8 @@ def _ownership(node: dict, decided: dict, report, notes: list[str]) -> None:
     elif foreign:
         step = "leave the host out, remove that cluster with its own tools first, or set k3s_takeover_allowed: true"
         report(host, Finding("cluster", "no cluster, or one that this collection set up", "; ".join(foreign), step))
+    if not node["guessed_from"]:
+        report(host, *of_role(decided["role"], seen["services"], seen["cluster"]))
     for path, options in (seen.get("drop_ins") or {}).items():
         owned = {name: k3s.OWNED[name] for name in options if k3s.OWNED.get(name, "").startswith(("k3s_", "nothing"))}
         if owned:

@@ -196,6 +196,8 @@ REFUSED = {
     "a file beside ours": ([node(seen={"drop_ins": {SITE: ["agent-token", "flannel-backend"]}})], SITE),
     "namespace of someone else": ([node(seen={"namespaces": [TEAM], "others": ["RKE2"]})], "namespace ml-team"),
     "policy package": ([node(seen=ENFORCING)], "bundle /srv/bundle"),
+    "an agent to be a server": ([node(seen={"services": services(agent="active")})], "service k3s-agent"),
+    "a server to be an agent": ([node(2, seen={"cluster": True}), node()], "service k3s"),
     "two servers": ([node(1, TWO), node(2, TWO)], "group k3s_servers"),
     "no servers": ([node(1, ())], "group k3s_servers"),
     "an agent without a server": ([node(2)], "servers of the inventory"),
