@@ -125,7 +125,7 @@ class ActionModule(ActionBase):
         if "k3s" in roles:
             shared = {"shared_address": typed["k3s_api_address"]} if serves and typed["k3s_api_address"] else {}
             asked["k3s"] = {"tests_namespace": typed["verification_namespace"], **shared}
-        elif serves and {"node_ready", "reset"} & set(roles):
+        elif "reset" in roles or (serves and "node_ready" in roles):
             asked["k3s"] = {}
         if "networks" in roles:
             asked["networks"] = {"directory": typed["networks_multus_conf_dir"]}

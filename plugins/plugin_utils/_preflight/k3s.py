@@ -685,9 +685,10 @@ def reset(nodes: list[dict], outside: Sequence[dict]) -> list[dict]:
     states = {node["host"]: node["state"] for node in [*nodes, *outside] if node["state"]}
     members = {host: seen["etcd"] for host, seen in states.items() if seen["cluster"] and seen.get("etcd")}
     going = [node["host"] for node in nodes if node["host"] in members]
-    silent = [host for host in nodes[0]["servers"] if host not in states] if nodes else []
+    servers = nodes[0]["servers"] if nodes else []
+    silent = [host for host in servers if host not in states]
     ids = {host: seen["itself"] for host, seen in members.items() if seen.get("itself")}
-    views = [seen for seen in members.values() if seen.get("leader")]
+    views = [members[host] for host in servers if members.get(host, {}).get("leader")]
     known = {name for seen in views for name in (*seen["known"], *seen["active"])}
     stays = [host for host in members if host not in going]
     if not going or not (stays or silent or known - set(ids.values())):

@@ -392,7 +392,9 @@ def _registered(nodes: list[dict], run: Run) -> dict[str, str]:
 
 
 def _reset(nodes: list[dict], run: Run, made: dict) -> None:
-    own = [_k3s_node(node, run) for node in nodes if node["host"] in run.servers]
+    # A server that has left the group is still one.
+    serving = [node for node in nodes if node["host"] in run.servers or (node.get("k3s") or {}).get("cluster")]
+    own = [_k3s_node(node, run) for node in serving]
     _add(made, "reset", k3s.reset(own, [_k3s_node(node, run) for node in run.outside]))
 
 
