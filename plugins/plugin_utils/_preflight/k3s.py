@@ -163,6 +163,11 @@ def _first_server(nodes: list[dict], everyone: list[dict], report) -> None:
             step = f"put a server of that cluster first in k3s_servers, and {first} after it"
             wanted = "a first server that holds the cluster's datastore"
             report(first, Finding("group k3s_servers", wanted, seen, step, "k3s:second-cluster"))
+        joins = [node["host"] for node in nodes if not node["variables"]["server_url"]]
+        if joins and not others and not own["cluster"] and first not in {node["host"] for node in nodes}:
+            seen = f"{first}, the first server, is in no cluster, and not in this run"
+            step = f"run with {first} too: put it into the group of the nodes, or into --limit"
+            report(first, Finding("group k3s_servers", "a cluster to join", seen, step, "k3s:no-cluster"))
         return
     missing = []
     if own["cluster"]:
@@ -499,10 +504,10 @@ def _addresses(node: dict, decided: dict, report, notes: list[str]) -> None:
     if not decided["node_ip"]:
         told = f"no single default route to derive it from; addresses: {', '.join(own) or 'none'}"
         step = "set k3s_node_ip of this host to its address in the management network"
-        report(host, Finding("node-ip", "one address that identifies the node", told, step))
+        report(host, Finding("node-ip", "one IPv4 address that identifies the node", told, step))
     elif decided["node_ip"] not in {entry["address"].partition("/")[0] for entry in seen["addresses"]}:
         obj, told = f"node-ip {decided['node_ip']}", f"addresses: {', '.join(own)}"
-        report(host, Finding(obj, "an address of this node", told, _VARIABLE))
+        report(host, Finding(obj, "an IPv4 address of this node", told, _VARIABLE))
     if not any(route["destination"] == "0.0.0.0/0" for route in seen["routes"]):
         notes.append(
             f"{host}: there is no default route; k3s releases need one even with node-ip set, because service "
