@@ -67,6 +67,10 @@ def validate(options: dict, values: dict) -> tuple[dict, list[Finding]]:
         elif name == "driver_version" and isinstance(value, (int, float)):
             step = "put it in quotes where it is set (inventory, group_vars or -e)"
             problem = Finding(f"variable {name}", 'text, such as "3.10"', f"the number {value}", step)
+        # Its type would split the text at commas, brackets and all.
+        elif option.get("type") == "list" and isinstance(value, str) and value.strip()[:1] in ("", "["):
+            step = f"""give it as JSON, -e '{{"{name}": […]}}', or in a file"""
+            problem = Finding(f"variable {name}", describe(option), f"the text {config.short(value)}", step)
         # Ansible's filter bool reads the other spellings that argument specs accept as false.
         elif option.get("type") == "bool" and isinstance(value, str) and value.lower() not in _BOOLEANS:
             problem = _odd(name, describe(option), config.short(value))

@@ -37,6 +37,7 @@ OF_RAILS = "a list of mappings with hca, mac, netdev, pci, port"
     ("discovery_expected_hcas", "eight", "a whole number, or null", "'eight'"),
     ("discovery_rails", [{"device": "mlx5_0"}], OF_RAILS, "device"),
     ("limits_services", None, "a list of text", "null"),
+    *(("k3s_disable", text, "a list of text", f"the text '{text}'") for text in ("", "[traefik]")),
     ("reboot_allowed", "later", "true or false, or null", "'later'"),
 ])  # fmt: skip
 def test_a_wrong_type_or_choice_names_the_variable_and_what_it_takes(options, name, value, wanted, seen):
