@@ -47,7 +47,7 @@ def decide(
     outside: Sequence[dict] = (),
 ) -> dict:
     """{findings: of all hosts (see at), notes: [...], nodes: {host: decision}}. now: by the controller's clock;
-    inventory: all its hosts; outside: servers that this run leaves out.
+    inventory: all hosts of the cluster; outside: servers that this run leaves out.
     """
     found: list[dict] = []
     notes: list[str] = []
@@ -286,7 +286,7 @@ def names(own: dict[str, tuple[str, bool]], inventory: Iterable[str]) -> list[tu
             found.append((host, Finding("name of the node", host_rules.NODE_NAME_WANTED, repr(name), step, NAME)))
         others = {*owners[name.lower()], *(() if given else listed.get(name.lower(), ()))} - {host}
         if others:
-            wanted = "a name for each node that no other host of the inventory has"
+            wanted = "a name for each node that no other host of the cluster has"
             seen = f"also that of {', '.join(sorted(others))}"
             found.append((host, Finding(f"node name {name}", wanted, seen, step, NAME)))
     return found

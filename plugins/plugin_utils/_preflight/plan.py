@@ -233,7 +233,7 @@ def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
     bundle, wrong = (run.fetch["described"], []) if run.fetch else needs.read(run.bundle)
     bundle, where = bundle_folder.with_downloads(bundle, run.downloads), run.bundle or ""
     outside = [_k3s_node(node, run) for node in run.outside]
-    decided = k3s.decide(given, bundle, where, run.upgrade, run.now, run.groups["all"], outside)
+    decided = k3s.decide(given, bundle, where, run.upgrade, run.now, _related(run), outside)
     # A comparison changes nothing, so it leaves out nodes that could not be read.
     found = [row for row in decided["findings"] if not (run.partial and row["id"] == k3s.SILENT)]
     rows = wrong + found + _machines(nodes, run)
@@ -371,9 +371,15 @@ def _names(nodes: list[dict], run: Run, made: dict) -> None:
     """For roles that make objects by a node's name; the planner of k3s has the same rule."""
     if "k3s" not in run.roles:
         own = {node["host"]: (name_of(node), bool(node["variables"]["k3s_node_name"])) for node in nodes}
-        rows = k3s.names(own, {*run.groups["all"], *own})
+        rows = k3s.names(own, {*_related(run), *own})
         _add(made, "node_ready", [row for name, finding in rows for row in at(name, [finding])])
         _add(made, "node_ready", _machines(nodes, run))
+
+
+def _related(run: Run) -> set[str]:
+    """Hosts that may be nodes of this cluster: not BMCs, switches or another cluster's nodes with similar names."""
+    wider = [hosts for name, hosts in run.groups.items() if name != "all" and {*hosts} >= {*run.nodes}]
+    return {*run.nodes, *run.servers, *(host for hosts in wider for host in hosts)}
 
 
 def _machines(nodes: list[dict], run: Run) -> list[dict]:

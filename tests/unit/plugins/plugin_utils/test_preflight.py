@@ -514,6 +514,9 @@ def test_problems_of_variables_nodes_and_roles_come_together_each_at_its_hosts(r
 def test_the_name_that_objects_get_is_the_one_that_was_judged(read, role, name):
     made = planned([read("a"), read("b", hostname=name)], role)
     assert ("b", "k3s:node-name") in {(item["host"], item["id"]) for item in made["findings"]}
+    of_bmcs = {"all": ["a", "b", "b.bmc"], "gpu_nodes": ["a", "b"], "bmcs": ["b.bmc"]}
+    made = planned([read("a"), read("b")], role, groups=of_bmcs)
+    assert "k3s:node-name" not in {item["id"] for item in made["findings"]}
 
 
 @pytest.mark.parametrize(("groups", "found"), [
