@@ -146,6 +146,7 @@ _TEXTS = (
     ("device_plugin_metrics_address", _ADDRESS, "an address and a port, or :PORT"),
     ("multus_api_server", _SERVER, "an address and a port"),
     ("flannel_api_server", _SERVER, "an address and a port"),
+    ("k3s_server_url", _URL, _URL_WANTED),
     ("device_plugin_api_server", _URL, _URL_WANTED),
     ("node_ready_api_server", _URL, _URL_WANTED),
 )

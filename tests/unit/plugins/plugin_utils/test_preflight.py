@@ -83,7 +83,8 @@ PCI = "0000:01:00.0"
     ("rail_links_settings", [{"mtu": 9000}]),
     ("fabric_firmware", {"mlx5_0": {"ATS_ENABLED": False}}),
     ("rail_links_settings", [{"pci": PCI, "mtu": 99999}]),
-    *((name, "10.0.0.1") for name in ("flannel_api_server", "device_plugin_api_server", "node_ready_api_server")),
+    *((f"{name}_api_server", "10.0.0.1") for name in ("flannel", "device_plugin", "node_ready")),
+    ("k3s_server_url", "10.0.0.1:6443"),
 ])  # fmt: skip
 def test_a_value_of_the_right_type_can_still_be_wrong(options, name, value):
     effective, invalid = preflight_host.validate(options, {name: value})
