@@ -76,6 +76,7 @@ def node(root: str, run: Callable) -> dict:
         "address_files": [path for path in address.FILES if tree.exists(path)],
         "routes": destinations(tree),
         "selinux": {"1": "enforcing", "0": "permissive"}.get(tree.read("/sys/fs/selinux/enforce"), "disabled"),
+        "cgroup_v1": tree.isdir("/sys/fs/cgroup/systemd") and not tree.exists("/sys/fs/cgroup/cgroup.controllers"),
         "selinux_policy": tree.exists("/usr/share/selinux/packages/k3s.pp"),
         "iptables": _iptables(run) if tree.live else None,
         "version": version(tree, run),

@@ -571,6 +571,11 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
     if row["version"] in BROKEN_VERSIONS:
         seen_text = f"{row['version']}, which does not start with flannel-backend none"
         report(host, Finding("k3s", BROKEN_VERSIONS[row["version"]], seen_text, "fill the bundle with another version"))
+    accepted = str(decided["kubelet_args"].get("fail-cgroupv1")).lower() == "false"
+    if seen.get("cgroup_v1") and (_parsed(row["version"]) or ())[:2] >= (1, 35) and not accepted:
+        step = "boot with systemd.unified_cgroup_hierarchy=1, or set k3s_kubelet_args: {fail-cgroupv1: 'false'}"
+        wanted = f"cgroup v2, without which the kubelet of {row['version']} does not start"
+        report(host, Finding("/sys/fs/cgroup", wanted, "cgroup v1", step, "k3s:cgroup"))
     installed = seen["version"]
     if installed and not same_version(installed, row["version"]) and not changing_version:
         step = "change versions with playbooks/upgrade_k3s.yml, one node at a time"

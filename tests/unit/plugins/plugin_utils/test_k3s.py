@@ -198,6 +198,7 @@ REFUSED = {
     "policy package": ([node(seen=ENFORCING)], "bundle /srv/bundle"),
     "an agent to be a server": ([node(seen={"services": services(agent="active")})], "service k3s-agent"),
     "a server to be an agent": ([node(2, seen={"cluster": True}), node()], "service k3s"),
+    "cgroup v1": ([node(seen={"cgroup_v1": True})], "/sys/fs/cgroup"),
     "two servers": ([node(1, TWO), node(2, TWO)], "group k3s_servers"),
     "no servers": ([node(1, ())], "group k3s_servers"),
     "an agent without a server": ([node(2)], "servers of the inventory"),
@@ -363,6 +364,7 @@ ACCEPTED = {
     "K10 routes of the pod network": [
         node(seen={"routes": [*state()["routes"], {"netdev": "flannel.1", "destination": "10.42.1.0/24"}]})
     ],
+    "cgroup v1, accepted": [node(seen={"cgroup_v1": True}, kubelet_args={"fail-cgroupv1": False})],
     "K10 routes of host-gw": [node(seen={"routes": HOST_GATEWAY, "cluster": True})],
 }
 
