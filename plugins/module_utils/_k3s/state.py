@@ -40,6 +40,7 @@ _OTHERS = {
     "/var/lib/kubelet/kubeconfig": "a kubelet",
 }
 _CA = f"{k3s.DATA}/server/tls/server-ca.crt"
+_JOINED_CA = f"{k3s.DATA}/agent/server-ca.crt"  # the same, as an agent got it
 _UUID_FILES = (
     "/sys/class/dmi/id/product_uuid",
     "/proc/device-tree/system-id",
@@ -86,7 +87,7 @@ def node(root: str, run: Callable) -> dict:
         "server_url": joins[1] if joins else None,
         "joined": tree.exists(f"{k3s.DATA}/agent/kubelet.kubeconfig"),
         "cluster": tree.isdir(f"{k3s.DATA}/server/db") or tree.exists(_CA),
-        "ca": sha256_of(under(root, _CA)) if tree.exists(_CA) else None,
+        "ca": next((sha256_of(under(root, path)) for path in (_CA, _JOINED_CA) if tree.exists(path)), None),
         "sums": {path: digest for path, digest in state["inputs"].items() if _is_large(path)},
     }
 

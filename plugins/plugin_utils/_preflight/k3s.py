@@ -147,6 +147,12 @@ def _one_cluster(everyone: list[dict], report) -> None:
         step = "leave the servers of one cluster in the group, and take the others off theirs with playbooks/reset.yml"
         wanted = "servers of one cluster, with one CA (/var/lib/rancher/k3s/server/tls/server-ca.crt, SHA-256)"
         report(servers[0], Finding("group k3s_servers", wanted, seen, step, "k3s:second-cluster"))
+    for node in [node for node in everyone if known and node["host"] not in servers and node["state"]]:
+        ca, joined = node["state"].get("ca"), node["state"]["server_url"]
+        if ca and joined and ca not in known.values() and joined != _url(node, everyone):
+            step = "leave it out; to move it, drain it, run playbooks/reset.yml on it, then run again"
+            seen = f"it joined {joined}, a cluster with another CA"
+            report(node["host"], Finding("cluster", f"none, or that of {servers[0]}", seen, step, "k3s:second-cluster"))
 
 
 def _first_server(nodes: list[dict], everyone: list[dict], report) -> None:

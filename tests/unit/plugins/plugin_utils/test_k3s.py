@@ -285,6 +285,7 @@ LIMITED = {
     "the same, and all away": ([node(1, THREE)], [silent(2), silent(3)], ["k3s:silent-servers"]),
     "servers of two clusters": ([node(4, THREE)], [server(1, ca="a"), server(2, ca="b"), silent(3)], SECOND),
     "an agent beside a bare first server": ([node(4, THREE)], [BARE, server(2), server(3)], SECOND),
+    "another cluster's agent": ([node(4, THREE, seen={**NATTED, "ca": "b"})], [server(1, ca="a"), server(2)], SECOND),
     "an agent beside bare servers": ([node(4, THREE)], [BARE, node(2, THREE), node(3, THREE)], ["k3s:no-cluster"]),
     "a server in place of a dead one": ([node(3, THREE)], [server(1), server(2)], []),
     "an agent while one is dead": ([node(4, THREE)], [server(1), server(2), silent(3)], []),
