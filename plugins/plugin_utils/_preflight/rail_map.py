@@ -128,10 +128,11 @@ def _items(facts: dict) -> list[dict]:
     """The rails as items of discovery_rails; an empty number has the address of its card."""
     ports = {hca["name"]: len(hca["ports"]) for hca in facts["hcas"]}
     rows = {row["index"]: row["pci"] for row in facts.get("not_rails") or () if row["index"] is not None}
-    items = {index: {"pci": address} for index, address in rows.items() if address}
+    items = {index: {"pci": address} for index, address in rows.items() if _NAME.fullmatch(address or "")}
     for rail in facts["rails"]:
-        key = next(key for key in ("pci", "netdev", "hca") if rail[key])
-        items[rail["index"]] = {key: rail[key], **({"port": rail["port"]} if ports.get(rail["hca"], 1) > 1 else {})}
+        key = next(key for key in ("pci", "netdev", "hca") if _NAME.fullmatch(rail[key] or ""))
+        port = {"port": int(rail["port"])} if ports.get(rail["hca"], 1) > 1 else {}
+        items[rail["index"]] = {key: rail[key], **port}
     return [items.get(index, dict([_NOBODY])) for index in range(max(items, default=-1) + 1)]
 
 
