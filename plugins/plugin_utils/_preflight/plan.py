@@ -104,6 +104,7 @@ def _plan(nodes: list[dict], run: Run) -> dict:
     hosts = {node["host"]: _of_host(node, run, findings) for node in nodes}
     for name, odd in rail_map.differing({name: decided.get("rail_map") for name, decided in hosts.items()}).items():
         findings += [{**row, "role": ""} for row in at(name, [odd])]
+    findings += [{**row, "role": ""} for row in _twice(nodes) if not run.partial]
     made: dict[str, Any] = {"roles": list(run.roles), "hosts": hosts, "findings": findings, "notes": []}
     read = [node for node in nodes if _facts(node) is not None]
     if run.partial:
@@ -129,6 +130,18 @@ def _plan(nodes: list[dict], run: Run) -> dict:
     if HOST_LAYER in run.roles:
         made["settled"] = all(decided.get("settled") for decided in hosts.values())
     return with_findings(made, findings)
+
+
+def _twice(nodes: list[dict]) -> list[dict]:
+    """Hosts that are one machine: its changes would race, and traffic between them proves nothing."""
+    live = [node for node in nodes if _facts(node) and not node["variables"]["discovery_root"].rstrip("/")]
+    names = core_text.grouped(((_facts(node)["node"]["boot_id"], node.get("hostname")), node["host"]) for node in live)
+    wanted, step = "a machine of its own", "leave one of them out, or correct its ansible_host"
+    found = []
+    for (boot, hostname), hosts in names.items():
+        odd = Finding("host", wanted, f"one boot of {hostname}: {', '.join(hosts)}", step, "node:twice")
+        found += [row for name in hosts for row in at(name, [odd] if boot and hostname and len(hosts) > 1 else [])]
+    return found
 
 
 def merged(earlier: dict, later: dict, same: bool = False) -> dict:

@@ -222,6 +222,8 @@ def test_rails_that_a_dead_card_has_moved_stop_with_the_variable_that_keeps_them
     assert stops(netdevs[::-1], discovery_rails=[{"hca": "mlx5_0"}]) == (0, [])
     assert stops(netdevs[::-1], device_plugin_resources=[{}], networks_rails=False) == (0, [])
     assert rail_map.moved(facts, typed, "[", {"gpufabric-rdma-rail0.conf": '{"master": "{{ x }}"}'}) == []
+    facts["rails"][0]["pci"] = "{{ x }}"
+    assert "{{" not in rail_map.of_node(facts, typed)["named"]
 
 
 def test_a_rail_of_a_dead_card_stays_empty_where_the_operator_states_the_number_of_hcas(facts_of, variables):
@@ -531,6 +533,14 @@ def test_groups_that_may_not_be_those_of_the_cluster(read, groups, found):
     every = {"all": sorted(set().union(*groups.values())), **groups}
     made = planned([read("a"), read("b")], "k3s", groups=every)
     assert {item["id"] for item in made["findings"]} & {"k3s:servers-group", "k3s:nodes-group"} == found
+
+
+@pytest.mark.parametrize(("changes", "hosts"), [
+    ({}, ["a", "b"]), ({"given": {"discovery_root": "/srv/b"}}, []), ({"hostname": "b"}, []),
+])  # fmt: skip
+def test_a_machine_that_the_inventory_has_twice_is_refused(read, changes, hosts):
+    made = planned([read("a"), read("b", **{"hostname": "a", **changes})], "discovery")
+    assert [item["host"] for item in made["findings"] if item["id"] == "node:twice"] == hosts
 
 
 @pytest.mark.parametrize("change", [{"lost": "no route"}, {"failure": "no Python"}])
