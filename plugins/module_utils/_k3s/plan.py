@@ -74,21 +74,14 @@ def stale(state: dict, touched: set[str] = frozenset()) -> list[str]:
 def _refuse(made: Plan, state: dict, wanted: dict) -> None:
     made.findings += of_role(wanted["role"], state["services"])
     if state["token"]["differs"]:
-        made.finding(
-            k3s.TOKEN,
-            "the token in k3s_token",
-            "another one, with which this cluster was created",
-            "rotate it with k3s token rotate on the first server, remove this file on each node and run again; "
-            "or leave k3s_token empty to keep the one in use",
-        )
+        step = "rotate it with k3s token rotate on the first server, remove this file on each node and run again; "
+        step += "or leave k3s_token empty to keep the one in use"
+        made.finding(k3s.TOKEN, "the token in k3s_token", "another one, with which this cluster was created", step)
     if wanted["takeover_allowed"] is not True:
+        wanted, seen = "a k3s that this collection set up, or none", "a file that this collection did not write"
+        step = "set k3s_takeover_allowed: true to replace it (a copy is kept next to it), or leave the node out"
         for path in state["foreign_files"]:
-            made.finding(
-                path,
-                "a k3s that this collection set up, or none",
-                "a file that this collection did not write",
-                "set k3s_takeover_allowed: true to replace it (a copy is kept next to it), or leave the node out",
-            )
+            made.finding(path, wanted, seen, step)
 
 
 def of_role(role: str, services: dict, data: bool = False) -> list[Finding]:

@@ -228,34 +228,20 @@ def plan(state: dict, root: str = "/", volumes: bool | None = True) -> Plan:
 
 def _refuse(made: Plan, state: dict) -> None:
     for path in state["others"]:
-        made.finding(
-            path,
-            "a k3s that this collection set up, or none",
-            "a foreign unit, whose data a reset would remove too",
-            "remove that k3s with its own k3s-uninstall.sh, then run again",
-        )
+        seen = "a foreign unit, whose data a reset would remove too"
+        step = "remove that k3s with its own k3s-uninstall.sh, then run again"
+        made.finding(path, "a k3s that this collection set up, or none", seen, step)
     for path, name in state["kubernetes"].items():
-        made.finding(
-            "the cluster layer of the node",
-            "no other Kubernetes, whose mounts, links and rules have the same names",
-            f"{name}, by {path}",
-            f"remove {name} with its own tool, or {path} if nothing else is left of it, then run again",
-        )
+        wanted = "no other Kubernetes, whose mounts, links and rules have the same names"
+        step = f"remove {name} with its own tool, or {path} if nothing else is left of it, then run again"
+        made.finding("the cluster layer of the node", wanted, f"{name}, by {path}", step)
     for path, target in state["linked"].items():
-        made.finding(
-            path,
-            "a folder, with no link on the way to it",
-            f"a link leads there: it is {target}",
-            "stop k3s, replace the link by a bind mount of the same folder, and run again: the folder is then "
-            "emptied and stays mounted",
-        )
+        step = "stop k3s, replace the link by a bind mount of the same folder, and run again: the folder is then "
+        step += "emptied and stays mounted"
+        made.finding(path, "a folder, with no link on the way to it", f"a link leads there: it is {target}", step)
     for path, found in state["mounted"].items():
-        made.finding(
-            path,
-            "a folder with no mounts except those of containers",
-            f"mounted: {listing(found)}",
-            "unmount it (umount PATH) and run again; the mount's content stays unchanged",
-        )
+        step = "unmount it (umount PATH) and run again; the mount's content stays unchanged"
+        made.finding(path, "a folder with no mounts except those of containers", f"mounted: {listing(found)}", step)
 
 
 def consent(state: dict, allowed: bool | None, volumes: bool | None) -> list[Finding]:
@@ -264,24 +250,14 @@ def consent(state: dict, allowed: bool | None, volumes: bool | None) -> list[Fin
     found = []
     if allowed is None:
         folders = [f"{path} ({what})" for path, what in _DATA.items() if path in state["folders"]]
-        found.append(
-            Finding(
-                "the cluster layer of the node",
-                "it gone",
-                "that k3s_reset_allowed is not set. All pods of the node would end, with its last server the cluster's "
-                f"datastore is lost, and this data goes: {', '.join([*folders, *local]) or 'none'}",
-                "look at it with --check --diff, then run again with -e k3s_reset_allowed=true",
-            )
-        )
+        seen = "that k3s_reset_allowed is not set. All pods of the node would end, with its last server the cluster's "
+        seen += f"datastore is lost, and this data goes: {', '.join([*folders, *local]) or 'none'}"
+        step = "look at it with --check --diff, then run again with -e k3s_reset_allowed=true"
+        found.append(Finding("the cluster layer of the node", "it gone", seen, step))
     if volumes is None and local:
-        found.append(
-            Finding(
-                "local volumes of pods",
-                "whether they go with the cluster",
-                f"that k3s_reset_volumes is not set, and {', '.join(local)}",
-                "run again with -e k3s_reset_volumes=false to keep them where they are, or with true to delete them",
-            )
-        )
+        seen = f"that k3s_reset_volumes is not set, and {', '.join(local)}"
+        step = "run again with -e k3s_reset_volumes=false to keep them where they are, or with true to delete them"
+        found.append(Finding("local volumes of pods", "whether they go with the cluster", seen, step))
     return found
 
 

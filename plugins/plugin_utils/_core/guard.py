@@ -48,19 +48,10 @@ def _kept(result: dict) -> dict:
 def _refuse_facts(facts) -> None:
     names = sorted(str(name) for name in facts if str(name).startswith(_PREFIXES) or name in _NAMES)
     if names:
-        raise Refused(
-            [
-                Finding(
-                    f"variable {name}",
-                    "a value of the inventory, of -e or the default",
-                    "one that the node sets by its facts",
-                    "look for its source on the node (a file in /etc/ansible/facts.d, or a break-in); until "
-                    "then leave the node out with --limit",
-                    "node:variable",
-                )
-                for name in names
-            ]
-        )
+        wanted, seen = "a value of the inventory, of -e or the default", "one that the node sets by its facts"
+        step = "look for its source on the node (a file in /etc/ansible/facts.d, or a break-in); until then leave the "
+        step += "node out with --limit"
+        raise Refused([Finding(f"variable {name}", wanted, seen, step, "node:variable") for name in names])
 
 
 def options(documentation: str | dict) -> dict:

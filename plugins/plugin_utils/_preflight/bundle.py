@@ -27,10 +27,8 @@ def read(folder: str | None) -> tuple[dict | None, list[dict]]:
         return None, []
     bundle, unread = bundle_folder.read(folder)
     if unread:
-        path, step = (
-            os.path.join(folder, bundle_folder.DESCRIPTION),
-            "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled",
-        )
+        path = os.path.join(folder, bundle_folder.DESCRIPTION)
+        step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"
         return None, at(_CONTROLLER, [Finding(path, "the bundle's description", unread, step)])
     wrong = at(_CONTROLLER, bundle_folder.findings(bundle, folder))
     return (None if wrong else bundle), wrong

@@ -256,12 +256,8 @@ def describe(option: dict) -> str:
 
 
 def unresolved(name: str, message: str) -> Finding:
-    return Finding(
-        f"variable {name}",
-        "a value that resolves for this host",
-        message,
-        "define what it refers to, or give the value itself",
-    )
+    step = "define what it refers to, or give the value itself"
+    return Finding(f"variable {name}", "a value that resolves for this host", message, step)
 
 
 def unknown(names, options, roles, accepted=()) -> list[dict]:
@@ -274,11 +270,8 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
             continue
         ours = name.startswith(prefixes)
         if name in GROUPS:
-            facts = (
-                "a group of the inventory",
-                "a variable",
-                f"make {name} a group of the inventory, and the nodes its hosts",
-            )
+            step = f"make {name} a group of the inventory, and the nodes its hosts"
+            facts = ("a group of the inventory", "a variable", step)
         else:
             near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6 if ours else _NEAR)
             if not near and not ours:
@@ -347,15 +340,9 @@ def _system(facts: dict) -> list[Finding]:
     node = facts["node"]
     system = node["os"]
     if isinstance(system, dict) and not hca_node.family(system):
-        found.append(
-            Finding(
-                "operating system",
-                "Debian, Ubuntu, RHEL or a derivative",
-                f"{system.get('pretty_name') or system.get('id') or 'no os-release'}",
-                "the roles do not know the modprobe and initramfs layout of other systems; take the node "
-                "out of the group",
-            )
-        )
+        seen = f"{system.get('pretty_name') or system.get('id') or 'no os-release'}"
+        step = "the roles do not know the modprobe and initramfs layout of other systems; leave the node out"
+        found.append(Finding("operating system", "Debian, Ubuntu, RHEL or a derivative", seen, step))
     if node.get("euid") not in (None, 0):
         found.append(Finding("privilege", "root on the node", f"user id {node['euid']}", _ROOT_ONLY))
     return found
@@ -401,15 +388,10 @@ def _hcas(facts: dict, variables: dict) -> list[Finding]:
         found.append(Finding("HCA", "at least one HCA", seen, step))
     wanted = variables["discovery_expected_hcas"]
     if wanted is not None and wanted != len(names) and not coming:
-        found.append(
-            Finding(
-                "HCA",
-                f"{core_text.count(wanted, 'HCA')} (discovery_expected_hcas)",
-                f"{len(names)}: {core_text.listing(names) or 'none'}"
-                + "".join(f"; {_card(card)} has no RDMA: {card['reason']}" for card in dead),
-                "find the missing card (lspci, kernel log), or correct discovery_expected_hcas",
-            )
-        )
+        seen = f"{len(names)}: {core_text.listing(names) or 'none'}"
+        seen += "".join(f"; {_card(card)} has no RDMA: {card['reason']}" for card in dead)
+        step = "find the missing card (lspci, kernel log), or correct discovery_expected_hcas"
+        found.append(Finding("HCA", f"{core_text.count(wanted, 'HCA')} (discovery_expected_hcas)", seen, step))
     return found
 
 
@@ -451,27 +433,15 @@ def _rails(facts: dict, variables: dict) -> list[Finding]:
             cards = [card["address"] for card in facts["cards_without_rdma"]]
             if waiting and (key == "hca" or str(value).lower() in cards or key in ("netdev", "mac")):
                 continue
-            found.append(
-                Finding(
-                    obj,
-                    f"an HCA with this {key}",
-                    f"HCAs here: {core_text.listing(map(_identity, facts['hcas'])) or 'none'}"
-                    + (f"; cards without RDMA: {core_text.listing(cards)}" if cards else ""),
-                    "use one of these, or set discovery_rails for the hosts that have it; for a rail that should stay "
-                    f"empty, discovery_expected_hcas: {len(admitted(facts, variables))} for this host",
-                    NO_HCA,
-                )
-            )
+            seen = f"HCAs here: {core_text.listing(map(_identity, facts['hcas'])) or 'none'}"
+            seen += f"; cards without RDMA: {core_text.listing(cards)}" if cards else ""
+            step = "use one of these, or set discovery_rails for the hosts that have it; for a rail that should stay "
+            step += f"empty, discovery_expected_hcas: {len(admitted(facts, variables))} for this host"
+            found.append(Finding(obj, f"an HCA with this {key}", seen, step, NO_HCA))
         for place in [(name, item.get("port")) for name in matches]:
             if place in taken:
-                found.append(
-                    Finding(
-                        obj,
-                        "each HCA port in one rail",
-                        f"{place[0]} is already the rail of discovery_rails[{taken[place]}]",
-                        "remove one of the two",
-                    )
-                )
+                seen = f"{place[0]} is already the rail of discovery_rails[{taken[place]}]"
+                found.append(Finding(obj, "each HCA port in one rail", seen, "remove one of the two"))
             taken.setdefault(place, position)
         ports = [port["number"] for hca in facts["hcas"] if hca["name"] in matches for port in hca["ports"]]
         if item.get("port") and matches and item["port"] not in ports:

@@ -526,10 +526,7 @@ def _addresses(node: dict, decided: dict, report, notes: list[str]) -> None:
         of_etcd = _ETCD_PORTS if decided["servers"] > 1 and decided["role"] == "server" else ()
         taken = sorted({*_PORTS[decided["role"]], *of_etcd} & set(seen["listening"]))
         if taken:
-            obj, step = (
-                f"TCP port {', '.join(map(str, taken))}",
-                "see which program it is (ss -ltnp) and stop or move it",
-            )
+            obj, step = f"TCP port {', '.join(map(str, taken))}", "see which program it is (ss -ltnp); stop or move it"
             report(host, Finding(obj, "free for k3s", "something listens on it", step))
 
 

@@ -66,11 +66,7 @@ def _device_plugin(values: dict, facts: dict | None, groups: dict) -> list[Findi
 
 def _apis(values: dict, facts: dict | None) -> list[Finding]:
     """Which entries are served over which API; no HCA over both, because each would count its units separately."""
-    api, given, rails = (
-        values["device_plugin_api"],
-        values["device_plugin_resources"],
-        values["device_plugin_dra_rails"],
-    )
+    api, given, rails = (values[f"device_plugin_{name}"] for name in ("api", "resources", "dra_rails"))
     obj, found = "variable device_plugin_resources", []
     if rails and (api != config.BOTH or given != config.RAILS):
         wanted = "none without device_plugin_api: both and device_plugin_resources: rails"
