@@ -100,12 +100,9 @@ def _kept_out(state: dict, wanted: dict, made: Plan) -> bool:
         if rival["unit"]:
             made.change(f"unit {rival['unit']}", "stop and disable", "active", "inactive")
         else:
-            made.finding(
-                f"process {rival['pid']} ({rival['kind']})",
-                "a unit or a DaemonSet that can stop it",
-                "a process that neither systemd nor a kubelet started",
-                f"stop it the way it was started (its program is {rival['program']}) and run again",
-            )
+            obj, seen = f"process {rival['pid']} ({rival['kind']})", "one that neither systemd nor a kubelet started"
+            step = f"stop it the way it was started (its program is {rival['program']}) and run again"
+            made.finding(obj, "a unit or a DaemonSet that can stop it", seen, step)
     return False
 
 
@@ -118,12 +115,10 @@ def _requirements(state: dict, wanted: dict, made: Plan) -> None:
     if state["stamp"] == wanted["stamp"]:
         return
     if wanted["wheels_missing"]:
-        made.finding(
-            f"Python {state['python']} on {state['machine']}",
-            "a locked wheel of " + ", ".join(wanted["wheels_missing"]),
-            "none in lock/artifacts.yml for this Python and architecture",
-            "set ansible_python_interpreter to a Python from 3.9 to 3.14, or device_plugin_mode: daemonset",
-        )
+        obj, wish = f"Python {state['python']} on {state['machine']}", ", ".join(wanted["wheels_missing"])
+        step = "set ansible_python_interpreter to a Python from 3.9 to 3.14, or device_plugin_mode: daemonset"
+        seen = "none in lock/artifacts.yml for this Python and architecture"
+        made.finding(obj, f"a locked wheel of {wish}", seen, step)
     elif wanted["from_index"] and not state["ensurepip"]:
         made.findings.append(without_ensurepip(state["python"]))
 

@@ -56,13 +56,9 @@ def _is_named(item: dict) -> bool:
 
 def _unnamed(item: dict) -> Finding:
     meta = item["metadata"]
-    return Finding(
-        f"{item['kind']} {meta['name']}",
-        "a name that Kubernetes accepts",
-        f"name {meta['name']!r}, namespace {meta.get('namespace')!r}",
-        "correct the host name of the node that it belongs to, or set k3s_node_name; nothing was written",
-        "gitops:name",
-    )
+    obj, seen = f"{item['kind']} {meta['name']}", f"name {meta['name']!r}, namespace {meta.get('namespace')!r}"
+    step = "correct the host name of the node that it belongs to, or set k3s_node_name; nothing was written"
+    return Finding(obj, "a name that Kubernetes accepts", seen, step, "gitops:name")
 
 
 def _kustomization(resources: list[str]) -> dict:
@@ -93,13 +89,8 @@ def plan(found: dict[str, str | None], wanted: dict[str, str]) -> Plan:
 
 
 def _in_the_way(made: Plan, path: str, wanted: str, seen: str) -> None:
-    made.finding(
-        path,
-        wanted,
-        seen,
-        "move it away, or set cluster_objects_folder to a separate folder (an overlay next to it may hold your "
-        "changes)",
-    )
+    step = "move it away, or set cluster_objects_folder to another folder (an overlay next to it may hold your changes)"
+    made.finding(path, wanted, seen, step)
 
 
 def converge(folder: pathlib.Path, rendered: dict[str, list[dict]], check_mode: bool) -> tuple[Plan, list]:

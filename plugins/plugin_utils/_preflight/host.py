@@ -41,12 +41,8 @@ def unreachable(message: str) -> Finding:
 
 
 def unread(message: str) -> Finding:
-    return Finding(
-        "facts",
-        "a node that can be read",
-        message,
-        "fix the cause given here (Python 3.9 or newer on the node, become rights) and run again",
-    )
+    step = "fix the cause given here (Python 3.9 or newer on the node, become rights) and run again"
+    return Finding("facts", "a node that can be read", message, step)
 
 
 # --- variables -------------------------------------------------------------------------------------------------------

@@ -717,12 +717,8 @@ def reset(nodes: list[dict], outside: Sequence[dict]) -> list[dict]:
     if len(left) - spare >= majority:
         return []
     named = f"; no answer from {', '.join(silent)}" if silent else ""
-    finding = Finding(
-        f"etcd without {', '.join(going)}",
-        f"{majority} of {count} members: without a majority the other servers lose the cluster",
-        f"{len(left) - spare}{named}",
-        "bring the other servers back first, or take this one out of etcd (kubectl delete node NAME) and wait until "
-        "they agree; to remove the cluster, run without --limit, which resets all servers at once",
-        QUORUM,
-    )
+    wanted = f"{majority} of {count} members: without a majority the other servers lose the cluster"
+    step = "bring the other servers back first, or take this one out of etcd (kubectl delete node NAME) and wait until "
+    step += "they agree; to remove the cluster, run without --limit, which resets all servers at once"
+    finding = Finding(f"etcd without {', '.join(going)}", wanted, f"{len(left) - spare}{named}", step, QUORUM)
     return [row for host in going for row in at(host, [finding])]
