@@ -161,6 +161,7 @@ def inputs(tree: Tree, root: str, record: dict) -> dict[str, dict]:
     found = [k3s.BINARY, k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES]
     for name in k3s.SERVICES.values():
         found += [f"/etc/systemd/system/{name}.service", *drop_ins(tree, f"{name}.service")]
+        found += [f"/etc/default/{name}", f"/etc/sysconfig/{name}", f"/etc/systemd/system/{name}.service.env"]
     found += [f"{k3s.IMAGES}/{name}" for name in sorted(tree.listdir(k3s.IMAGES)) if not name.startswith(".")]
     known = record.get("hashes") or {}
     return {path: _sum(tree, root, path, known.get(path) or {}) for path in found if tree.exists(path)}

@@ -35,7 +35,7 @@ def read(root):
     return k3s_state.converging(str(root), silent)
 
 
-def test_what_k3s_was_started_with_is_remembered_summed_once_and_its_own_cache_is_not_an_input(root, monkeypatch):
+def test_what_k3s_was_started_with_is_remembered_summed_once_and_its_own_cache_is_not_an_input(root, monkeypatch, put):
     assert set(read(root)["inputs"]) == {k3s.BINARY, f"{k3s.IMAGES}/a.tar"}
     assert read(root)["started"] == {}
     k3s_state.remember(str(root), silent)
@@ -46,6 +46,8 @@ def test_what_k3s_was_started_with_is_remembered_summed_once_and_its_own_cache_i
     (root / k3s.BINARY.lstrip("/")).write_text("swapped")
     seen = read(root)
     assert seen["started"] != seen["inputs"]
+    put("/etc/default/k3s", "CONTAINERD_HTTPS_PROXY=http://192.0.2.8:3128")
+    assert "/etc/default/k3s" in read(root)["inputs"]
     (root / k3s.RECORD.lstrip("/")).write_text('["cut sho')
     assert read(root)["started"] == {}
 
