@@ -15,12 +15,8 @@ _RUNTIME = pathlib.Path(__file__).resolve().parents[3] / "meta/runtime.yml"
 
 
 def missing(name: str) -> Finding:
-    return Finding(
-        "controller",
-        f"the Python library {name}",
-        f"none in {sys.executable}",
-        f"install it next to ansible-core: {sys.executable} -m pip install {name}",
-    )
+    step = f"install it next to ansible-core: {sys.executable} -m pip install {name}"
+    return Finding("controller", f"the Python library {name}", f"none in {sys.executable}", step)
 
 
 def findings(names: Iterable[str], core: str = __version__) -> list[Finding]:

@@ -32,12 +32,8 @@ _ROOT_ONLY = "set become: true, or connect as root"
 
 
 def unreachable(message: str) -> Finding:
-    return Finding(
-        "connection",
-        "a reachable node",
-        f"unreachable: {core_text.reason(message)}",
-        "check address, user and key with: ansible HOST -m ansible.builtin.ping\nor leave the host out with --limit",
-    )
+    step = "check address, user and key with: ansible HOST -m ansible.builtin.ping\nor leave the host out with --limit"
+    return Finding("connection", "a reachable node", f"unreachable: {core_text.reason(message)}", step)
 
 
 def unread(message: str) -> Finding:
@@ -405,13 +401,10 @@ def _expected_ports(facts: dict, variables: dict) -> list[Finding]:
     there = [f"{hca['name']}/{port['number']}" for hca in facts["hcas"] for port in hca["ports"]]
     if not there and facts["cards_without_rdma"]:
         return []
+    seen = f"ports here: {core_text.listing(there) or 'none'}"
+    step = "correct the name (the driver or udev may have renamed the HCA), or set it for the hosts that have it"
     return [
-        Finding(
-            f"discovery_expected_ports: {wanted}",
-            "a port of this node, as HCA/port",
-            f"ports here: {core_text.listing(there) or 'none'}",
-            "correct the name (the driver or udev may have renamed the HCA), or set it for the hosts that have it",
-        )
+        Finding(f"discovery_expected_ports: {wanted}", "a port of this node, as HCA/port", seen, step)
         for wanted in variables["discovery_expected_ports"]
         if wanted not in there
     ]
