@@ -1,7 +1,6 @@
 """The roles of the host layer as a play: a captured node's tree, this machine's Python, no SSH."""
 
 import json
-import pathlib
 
 import pytest
 from ansible.parsing.dataloader import DataLoader
@@ -10,7 +9,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 GATE = "Fail without consent or if the node would not come back"
 ROLES = ["rdma_netns", "kernel_modules", "limits", "rail_links", "pcie", "fabric"]
 
@@ -115,7 +113,7 @@ def test_consent_to_a_reboot_has_three_states(play):
 
 @pytest.mark.parametrize(("said", "drained"), [("gpu2", "gpu2"), ("node1", "node2"), ("gpu1.x", "node2")])
 def test_no_node_has_another_one_drained(said, drained):
-    own = DataLoader().load_from_file(str(ROOT / "roles/reboot/vars/main.yml"), trusted_as_template=True)
+    own = DataLoader().load_from_file(str(running.ROOT / "roles/reboot/vars/main.yml"), trusted_as_template=True)
     known = {"inventory_hostname": "node2", "groups": {"all": ["node1.example.org", "node2", "node2.bmc"]}}
     known |= {"driver_drain_node": "", "k3s_node_name": None, "__reboot_read": {"hostname": said}}
     known["__discovery_planned"] = {"hosts": {"node1.example.org": {"name": "gpu1"}, "node2": {"name": said}}}

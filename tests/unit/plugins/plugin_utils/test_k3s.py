@@ -536,10 +536,8 @@ def test_a_file_of_ours_that_is_no_longer_wanted_goes_and_a_foreign_one_stops_th
 
 
 def test_another_token_and_another_role_are_refused():
-    assert plan.plan(settled(token={"present": True, "mode": "0600", "differs": True}), WANTED).findings
-    for active in ("active", "activating"):
-        seen = settled(services=services(agent=active))
-        assert plan.plan(seen, WANTED).findings[0].object == "service k3s-agent"
+    wrong = {"token": {"present": True, "mode": "0600", "differs": True}, "services": services(agent="activating")}
+    assert [item.object for item in plan.plan(settled(**wrong), WANTED).findings] == ["service k3s-agent", config.TOKEN]
 
 
 # --- k3s_api_address --------------------------------------------------------------------------------------------------
