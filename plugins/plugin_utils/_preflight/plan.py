@@ -136,7 +136,7 @@ def _twice(nodes: list[dict]) -> list[dict]:
     """Hosts that are one machine: its changes would race, and traffic between them proves nothing."""
     live = [node for node in nodes if _facts(node) and not node["variables"]["discovery_root"].rstrip("/")]
     names = core_text.grouped(((_facts(node)["node"]["boot_id"], node.get("hostname")), node["host"]) for node in live)
-    wanted, step = "a machine of its own", "leave one of them out, or correct its ansible_host"
+    wanted, step = "a machine that the inventory has once", "leave one of them out, or correct its ansible_host"
     found = []
     for (boot, hostname), hosts in names.items():
         odd = Finding("host", wanted, f"one boot of {hostname}: {', '.join(hosts)}", step, "node:twice")

@@ -130,9 +130,10 @@ def _items(facts: dict) -> list[dict]:
     rows = {row["index"]: row["pci"] for row in facts.get("not_rails") or () if row["index"] is not None}
     items = {index: {"pci": address} for index, address in rows.items() if _NAME.fullmatch(address or "")}
     for rail in facts["rails"]:
-        key = next(key for key in ("pci", "netdev", "hca") if _NAME.fullmatch(rail[key] or ""))
-        port = {"port": int(rail["port"])} if ports.get(rail["hca"], 1) > 1 else {}
-        items[rail["index"]] = {key: rail[key], **port}
+        key = next((key for key in ("pci", "netdev", "hca") if _NAME.fullmatch(rail[key] or "")), None)
+        if key:
+            port = {"port": int(rail["port"])} if ports.get(rail["hca"], 1) > 1 else {}
+            items[rail["index"]] = {key: rail[key], **port}
     return [items.get(index, dict([_NOBODY])) for index in range(max(items, default=-1) + 1)]
 
 

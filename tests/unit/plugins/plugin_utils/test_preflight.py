@@ -222,8 +222,9 @@ def test_rails_that_a_dead_card_has_moved_stop_with_the_variable_that_keeps_them
     assert stops(netdevs[::-1], discovery_rails=[{"hca": "mlx5_0"}]) == (0, [])
     assert stops(netdevs[::-1], device_plugin_resources=[{}], networks_rails=False) == (0, [])
     assert rail_map.moved(facts, typed, "[", {"gpufabric-rdma-rail0.conf": '{"master": "{{ x }}"}'}) == []
-    facts["rails"][0]["pci"] = "{{ x }}"
-    assert "{{" not in rail_map.of_node(facts, typed)["named"]
+    for key in ("pci", "netdev", "hca"):
+        facts["rails"][0][key] = "{{ x }}"
+        assert "{{" not in rail_map.of_node(facts, typed)["named"]
 
 
 def test_a_rail_of_a_dead_card_stays_empty_where_the_operator_states_the_number_of_hcas(facts_of, variables):
