@@ -138,10 +138,11 @@ def cluster(count: int) -> dict:
 
 
 def nothing(calls: int, folder: pathlib.Path) -> pathlib.Path:
-    """A play with as many calls that do nothing."""
+    """A play with as many calls that do nothing, through pipes as the collection's plays."""
     path = folder / f"nothing-{calls}.yml"
     tasks = [{"name": f"Call {number}", "ansible.builtin.ping": {}} for number in range(calls)]
-    path.write_text(json.dumps([{"hosts": "gpu_nodes", "gather_facts": False, "become": True, "tasks": tasks}]))
+    play = {"hosts": "gpu_nodes", "gather_facts": False, "become": True, "vars": {"ansible_pipelining": True}}
+    path.write_text(json.dumps([{**play, "tasks": tasks}]))
     return path
 
 
