@@ -80,7 +80,8 @@ class Node:
 
     def read(self) -> dict:
         tree = Tree(self.root)
-        own_units, others = self._units(tree)
+        texts = k3s_state.units(tree)
+        own_units = [path for path, text in texts.items() if planner.ours(path, text)]
         files, foreign = self._files(tree)
         self._containers |= containers_of(tree)
         self._netns |= networks_of(tree)
@@ -110,7 +111,7 @@ class Node:
                 *(f"network namespace {name}" for name in netns if name not in self._netns),
                 *unproven,
             ],
-            "others": others,
+            "others": k3s_state.foreign_units(texts),
             "kubernetes": k3s_state.others(tree),
             "linked": {path: tree.realpath(path) for path in folders if tree.realpath(path) != path},
             "mounted": {path: found for path in folders for found in [self._mounted_in(path, points)] if found},
@@ -139,11 +140,6 @@ class Node:
             and not planner.MOUNTS.match(point)
             and not any(f"{point}/".startswith(f"{place}/") for place in kept)
         ]
-
-    def _units(self, tree: Tree) -> tuple[list[str], list[str]]:
-        paths = [f"{units.SYSTEM}/{name}" for name in sorted(tree.listdir(units.SYSTEM)) if name.endswith(".service")]
-        own = [path for path in paths if tree.readlink(path) is None and planner.ours(path, tree.read(path))]
-        return own, k3s_state.foreign_units(tree)
 
     def _services(self, paths: list[str]) -> list[str]:
         names = [os.path.basename(path) for path in paths]

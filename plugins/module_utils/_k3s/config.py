@@ -20,6 +20,8 @@ IMAGES = f"{DATA}/agent/images"
 BINARY = "/usr/local/bin/k3s"
 LINKS = tuple(f"/usr/local/bin/{name}" for name in ("kubectl", "crictl", "ctr"))
 SERVICES = {"server": "k3s", "agent": "k3s-agent"}
+# What k3s is started with besides its configuration; %N is the name of the service.
+ENVIRONMENT = ("/etc/default/%N", "/etc/sysconfig/%N", "/etc/systemd/system/%N.service.env")
 # The running k3s' input at its start; it is restarted only if that changes.
 RECORD = "/var/lib/gpufabric-rdma/k3s.json"
 STARTUP_TAINT = "rdma.gpufabric.io/not-ready=true:NoSchedule"
@@ -172,6 +174,7 @@ def registries(mirrors: dict) -> str:
 
 def unit(role: str) -> str:
     """Like the vendor's installer. The role limits adds the memlock limit and the start order."""
+    environment = "\n".join(f"EnvironmentFile=-{path}" for path in ENVIRONMENT)
     return f"""{paths.HEADER}
 [Unit]
 Description=Lightweight Kubernetes ({role})
@@ -184,9 +187,7 @@ WantedBy=multi-user.target
 
 [Service]
 Type=notify
-EnvironmentFile=-/etc/default/%N
-EnvironmentFile=-/etc/sysconfig/%N
-EnvironmentFile=-/etc/systemd/system/%N.service.env
+{environment}
 KillMode=process
 Delegate=yes
 User=root

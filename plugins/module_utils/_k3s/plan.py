@@ -78,10 +78,10 @@ def _refuse(made: Plan, state: dict, wanted: dict) -> None:
         step += "or leave k3s_token empty to keep the one in use"
         made.finding(k3s.TOKEN, "the token in k3s_token", "another one, with which this cluster was created", step)
     if wanted["takeover_allowed"] is not True:
-        wanted, seen = "a k3s that this collection set up, or none", "a file that this collection did not write"
+        ours, seen = "a k3s that this collection set up, or none", "a file that this collection did not write"
         step = "set k3s_takeover_allowed: true to replace it (a copy is kept next to it), or leave the node out"
         for path in state["foreign_files"]:
-            made.finding(path, wanted, seen, step)
+            made.finding(path, ours, seen, step)
 
 
 def of_role(role: str, services: dict, data: bool = False) -> list[Finding]:

@@ -58,7 +58,7 @@ def node(root: str, run: Callable) -> dict:
     tree = Tree(root)
     state = converging(root, run)
     del state["files"]  # they may contain secrets and stay on the node
-    foreign = [f"k3s ({path})" for path in foreign_units(tree) if path not in _TEXT_FILES]
+    foreign = [f"k3s ({path})" for path in foreign_units(units(tree)) if path not in _TEXT_FILES]
     shared = address.configured(tree.read(address.CONFIG))
     release = hca_node.system(hca_node.os_release(tree))
     joins = re.search(r'^server: "([^"]+)"$', tree.read(k3s.CONFIG) or "", re.MULTILINE)
@@ -107,10 +107,14 @@ def others(tree: Tree) -> dict[str, str]:
     return {path: name for path, name in _OTHERS.items() if tree.exists(path)}
 
 
-def foreign_units(tree: Tree) -> list[str]:
-    """Units that start a k3s that this collection did not set up."""
+def units(tree: Tree) -> dict[str, str]:
+    """{path: text} of the services whose files are on the node; links are other services' names."""
     paths = [f"{SYSTEM}/{name}" for name in sorted(tree.listdir(SYSTEM)) if name.endswith(".service")]
-    texts = {path: tree.read(path) or "" for path in paths if tree.readlink(path) is None}
+    return {path: tree.read(path) or "" for path in paths if tree.readlink(path) is None}
+
+
+def foreign_units(texts: dict[str, str]) -> list[str]:
+    """Units that start a k3s that this collection did not set up. texts: as units() returns them."""
     others = {path: text for path, text in texts.items() if not ours({"content": text})}
     return [path for path, text in others.items() if path in _TEXT_FILES or _STARTS_K3S.search(text)]
 
@@ -161,7 +165,7 @@ def inputs(tree: Tree, root: str, record: dict) -> dict[str, dict]:
     found = [k3s.BINARY, k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES]
     for name in k3s.SERVICES.values():
         found += [f"/etc/systemd/system/{name}.service", *drop_ins(tree, f"{name}.service")]
-        found += [f"/etc/default/{name}", f"/etc/sysconfig/{name}", f"/etc/systemd/system/{name}.service.env"]
+        found += [path.replace("%N", name) for path in k3s.ENVIRONMENT]
     found += [f"{k3s.IMAGES}/{name}" for name in sorted(tree.listdir(k3s.IMAGES)) if not name.startswith(".")]
     known = record.get("hashes") or {}
     return {path: _sum(tree, root, path, known.get(path) or {}) for path in found if tree.exists(path)}

@@ -165,12 +165,12 @@ def attachment(page: Page, netdevs: dict) -> dict:
 
 def _resource(page: Page, item: dict) -> None:
     path, name = ("spec", "resourceName"), page.get("spec", "resourceName")
-    full = DEVICE_PREFIX + str(name).removeprefix(DEVICE_PREFIX)
-    if not isinstance(name, str) or not RESOURCE.fullmatch(full[len(DEVICE_PREFIX) :]):
+    plain = str(name).removeprefix(DEVICE_PREFIX)
+    if not isinstance(name, str) or not RESOURCE.fullmatch(plain):
         step = "set the resource of the SR-IOV device plugin that hands out the functions, without another prefix"
         page.refuse(path, "a resource", short(name), step)
         return
-    item["resource_name"] = full
+    item["resource_name"] = full = DEVICE_PREFIX + plain
     why = "the operator prefixes nvidia.com/; a plugin has to serve it with PCI addresses, which the shared one cannot"
     page.say(path, TAKEN, f"resource_name: {full}", why)
 

@@ -139,8 +139,9 @@ def _twice(nodes: list[dict]) -> list[dict]:
     wanted, step = "a machine that the inventory has once", "leave one of them out, or correct its ansible_host"
     found = []
     for (boot, hostname), hosts in names.items():
-        odd = Finding("host", wanted, f"one boot of {hostname}: {', '.join(hosts)}", step, "node:twice")
-        found += [row for name in hosts for row in at(name, [odd] if boot and hostname and len(hosts) > 1 else [])]
+        if boot and hostname and len(hosts) > 1:
+            odd = Finding("host", wanted, f"one boot of {hostname}: {', '.join(hosts)}", step, "node:twice")
+            found += [row for name in hosts for row in at(name, [odd])]
     return found
 
 

@@ -36,7 +36,7 @@ def lint(cluster: dict, hosts: list[dict], drivers: dict, fabric_allowed: bool =
         if node is None:
             continue
         of_host = [*_driver(cluster, host, node, drivers.get(host["host"])), *_labels(cluster, host, node)]
-        mine = [(title, entries) for title, entries, policy in configs if _meant(policy, node)]
+        mine = [(_title(item), entries) for item, entries in configs if _meant(item, node)]
         of_host += [*_selected(mine, host, node), *_pod_cidr(cluster, node), *_pod_nic(host, node, fabric_allowed)]
         checks += [(host["host"], item) for item in of_host]
     return checks
@@ -88,8 +88,8 @@ def _meant(item: dict, node: dict) -> bool:
     return ((item.get("spec") or {}).get("nodeSelector") or {}).items() <= (node.get("labels") or {}).items()
 
 
-def _configs(cluster: dict) -> tuple[list[tuple[str, list, dict]], list[dict]]:
-    """([(title, configList, its object)], checks of those that cannot be read)."""
+def _configs(cluster: dict) -> tuple[list[tuple[dict, list]], list[dict]]:
+    """([(object, its configList)], checks of those that cannot be read)."""
     texts = [
         (item, item["data"]["config.json"], "plugin:config")
         for item in cluster.get("plugins") or []
@@ -111,7 +111,7 @@ def _configs(cluster: dict) -> tuple[list[tuple[str, list, dict]], list[dict]]:
             seen = "JSON without configList"
         entries = document.get("configList") if isinstance(document, dict) else None
         if isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries):
-            lists.append((_title(item), entries, item))
+            lists.append((item, entries))
         else:
             step = "correct it; the plugin exits on it (CrashLoopBackOff)"
             checks.append(check(identity, _title(item), FAILED, "JSON with a configList", seen, step))
