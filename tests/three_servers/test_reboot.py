@@ -63,6 +63,8 @@ class Cluster:
             name: {"member_folder": str(machine.folder), "discovery_root": str(machine.folder)}
             for name, machine in self.machines.items()
         }
+        others = [NAMES[1], NAMES[0], NAMES[0]]
+        drains = [{"drain": {"node": name, "host": other}} for name, other in zip(NAMES, others)]
         common = {
             "ansible_connection": "member",
             "ansible_python_interpreter": sys.executable,
@@ -71,6 +73,7 @@ class Cluster:
             "reboot_drain_allowed": True,
             "reboot_timeout_seconds": 60,
             "rdma_reboot_reasons": ["RDMA netns mode is exclusive."],
+            "__discovery_planned": {"roles": ["discovery"], "hosts": dict(zip(NAMES, drains))},
             **variables,
         }
         inventory = {"all": {"hosts": hosts, "vars": common}, "k3s_servers": {"hosts": {name: {} for name in NAMES}}}

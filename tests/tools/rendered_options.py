@@ -38,6 +38,7 @@ _NUMBERS = (
 )  # fmt: skip
 # Results of earlier tasks that are in the same expressions as options.
 _OF_NODE = {"k3s": {"token_present": False, "version": "v1"}, "dra": {"name": "node1", "rails": {}}, "name": "node1"}
+_OF_NODE["drain"] = {"node": "node1", "host": "node1"}
 _OF_NODE["networks"] = {"files": [], "absent": [], "vfs_unit": False}
 _OF_NODE["device_plugin"] = {"config": "{}", "links_up": False}
 _REGISTERED = {
@@ -63,7 +64,7 @@ _REGISTERED = {
     "__k3s_handed": "",
     "__k3s_mine": _OF_NODE["k3s"],
     "__matrix_planned": {"grace_seconds": 5, "wait_seconds": 5},
-    "__reboot_read": {"reboot": {"cluster": {"member": True}, "findings": []}, "hostname": "node1"},
+    "__reboot_read": {"reboot": {"cluster": {"member": True}, "findings": []}},
     "__networks_used_images": dict.fromkeys(GIVEN["__networks_used_images"], "image:1"),
     "__node_ready_node": {
         "contents": {"/proc/sys/kernel/hostname": "node1", "/run/gpufabric-rdma/node-ready.json": None},

@@ -38,6 +38,7 @@ class Cluster(kubectl_cluster.Cluster):
         tasks = [{"ansible.builtin.include_role": {**role, "tasks_from": half}} for half in halves]
         known = {"discovery_root": str(self.folder / "node"), "driver_drain_allowed": True}
         known |= {"driver_drain_command": self.argv, "__driver_plan": {"changes": []}, "__driver_gate": GATE}
+        known["__discovery_planned"] = {"hosts": {"node1": {"drain": {"node": "node1", "host": "node1"}}}}
         inventory = {"all": {"hosts": {"node1": running.local(**{**known, **variables})}}}
         play = {"hosts": "all", "gather_facts": False, "tasks": tasks}
         code, report, output = running.told(self.folder, inventory=inventory, plays=[play])

@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import enabled
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
@@ -109,15 +107,6 @@ def test_consent_to_a_reboot_has_three_states(play):
     # Over a local connection ansible.builtin.reboot refuses to go further; the VM scenario reboots for real.
     assert "Reboot" in found["consented"]
     assert "Reboot" not in found["settled"]
-
-
-@pytest.mark.parametrize(("said", "drained"), [("gpu2", "gpu2"), ("node1", "node2"), ("gpu1.x", "node2")])
-def test_no_node_has_another_one_drained(said, drained):
-    own = DataLoader().load_from_file(str(running.ROOT / "roles/reboot/vars/main.yml"), trusted_as_template=True)
-    known = {"inventory_hostname": "node2", "groups": {"all": ["node1.example.org", "node2", "node2.bmc"]}}
-    known |= {"driver_drain_node": "", "k3s_node_name": None, "__reboot_read": {"hostname": said}}
-    known["__discovery_planned"] = {"hosts": {"node1.example.org": {"name": "gpu1"}, "node2": {"name": said}}}
-    assert Templar(DataLoader(), variables={**own, **known}).template(own["__reboot_node"]) == drained
 
 
 def test_a_node_that_would_not_come_back_is_not_rebooted(play, tmp_path):

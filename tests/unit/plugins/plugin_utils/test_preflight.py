@@ -542,6 +542,21 @@ def test_a_machine_that_the_inventory_has_twice_is_refused(read):
         assert [item["host"] for item in made["findings"] if item["id"] == "node:twice"] == hosts
 
 
+@pytest.mark.parametrize(("hostname", "given", "drained"), [
+    ("gpu2", {}, ("gpu2", "a")),
+    ("node1", {}, ("b", "a")),
+    ("a.x", {}, ("b", "a")),
+    ("--all", {}, ("b", "a")),
+    ("a", {"k3s_node_name": "a"}, ("a", "a")),
+])  # fmt: skip
+def test_no_node_has_another_one_drained(read, hostname, given, drained):
+    groups = {"all": ["a", "node1.example.org", "b", "b.bmc"], "gpu_nodes": ["a", "b"]}
+    made = planned([read("a", {"k3s_node_name": "gpu1"}), read("b", given, hostname=hostname)], "driver", groups=groups)
+    assert made["hosts"]["b"]["drain"] == dict(zip(("node", "host"), drained))
+    # The only server drains itself.
+    assert made["hosts"]["a"]["drain"] == {"node": "gpu1", "host": "a"}
+
+
 @pytest.mark.parametrize("change", [{"lost": "no route"}, {"failure": "no Python"}])
 def test_a_node_that_was_not_read_stops_the_cluster_or_is_left_out(read, change):
     nodes = [read("a", {"multus_global_namespaces": ["x"]}), read("b", ansible_facts={}, **change)]
