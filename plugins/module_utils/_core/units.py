@@ -11,6 +11,12 @@ from .change import Change, Plan, Refused, failed
 from .files import apply_file, plan_file, plan_removal, restorer, under
 
 SYSTEM = "/etc/systemd/system"
+# For such scripts: an IPoIB child shares folder and address with its parent; one by netlink shows only its index.
+IS_CHILD = """is_child() {
+    [ -e "$1/parent" ] && return
+    [ "$(cat "$1/type" 2>/dev/null)" = 32 ] && [ "$(cat "$1/ifindex")" != "$(cat "$1/iflink")" ]
+}
+"""
 # [Service] settings of a script that works on NICs through /sys, the only writable path. No PrivateNetwork=: the script
 # would not see the NICs, and the kernel refuses to change the RDMA netns mode while a second namespace exists.
 NIC_SANDBOX = """ProtectSystem=strict

@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional
 from .._core.change import Finding, Plan, Refused
 from .._core.files import remove, set_attribute, under, write
 from ..hca import paths
+from ..hca.management import parent
 from ..hca.netdevs import same_address
 from ..hca.paths import RECORDS
 from ..hca.text import integer
@@ -257,7 +258,7 @@ def wait_for(tree: Tree, macs: list[str], seconds: float, sleep: Callable[[float
 def _named(tree: Tree, mac: str) -> Optional[str]:
     for name in tree.listdir(paths.NET):
         base = f"{paths.NET}/{name}"
-        own = tree.readlink(f"{base}/device") and not tree.exists(f"{base}/parent")
+        own = tree.readlink(f"{base}/device") and not parent(tree, name)
         if own and same_address(tree.read(f"{base}/address"), mac):
             return name
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
-from .._core.units import NIC_SANDBOX, plan_unit
+from .._core.units import IS_CHILD, NIC_SANDBOX, plan_unit
 from ..hca import paths, pci
 from ..hca.netdevs import GUID, IPOIB, same_address
 
@@ -76,7 +76,7 @@ set_link() {
 }
 # Not a representor of a VF or SF, and not an IPoIB child: those share address and folder with the NIC itself.
 is_nic() {
-    [ -e "$1" ] && [ ! -e "$1/parent" ] || return 1
+    if [ ! -e "$1" ] || is_child "$1"; then return 1; fi
     case $(cat "$1/phys_port_name" 2>/dev/null) in
         pf* | [cp][0-9]*pf*) return 1 ;;
     esac
@@ -176,7 +176,7 @@ def script(facts: dict, settings: list[dict], rails: list[dict]) -> str:
         "*": links,
     }
     cases = "".join(f"{word})\n{''.join(lines)}    ;;\n" for word, lines in calls.items())
-    return f"{HEADER}{_SCRIPT}case ${{1-}} in\n{cases}esac\nexit $failed\n"
+    return f"{HEADER}{IS_CHILD}{_SCRIPT}case ${{1-}} in\n{cases}esac\nexit $failed\n"
 
 
 def _finder(pci: str | None, mac: str) -> str:

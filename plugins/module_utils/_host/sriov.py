@@ -14,7 +14,7 @@ import hashlib
 from .._core import text
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
-from .._core.units import NIC_SANDBOX, plan_unit
+from .._core.units import IS_CHILD, NIC_SANDBOX, plan_unit
 from ..hca import paths, pci
 
 UNIT, SCRIPT = paths.OWN_VFS_UNIT, paths.OWN_VFS_SCRIPT
@@ -89,7 +89,7 @@ set_guid() {
             echo "gpufabric-rdma-vfs: ${1##*/} has no interface to set the GUID of VF $2 on; load ib_ipoib" >&2
             return 1
         fi
-        for netdev in "$1/net/"*; do [ -e "$netdev/parent" ] || break; done # not a child, for a partition
+        for netdev in "$1/net/"*; do is_child "$netdev" || break; done
         ip link set dev "${netdev##*/}" vf "$2" node_guid "$4" &&
             ip link set dev "${netdev##*/}" vf "$2" port_guid "$4" &&
             ip link set dev "${netdev##*/}" vf "$2" state auto || return 1
@@ -141,7 +141,7 @@ def script(wanted: dict, guids: dict | None = None) -> str:
     """wanted: {PCI address: VFs}; guids: {PCI address: the GUIDs of its VFs}."""
     calls = [f"set_vfs {address} {vfs}\n" for address, vfs in sorted(wanted.items()) if vfs]
     given = [f"set_guids {address} {' '.join(own)}\n" for address, own in sorted((guids or {}).items()) if own]
-    return "".join([HEADER, _SCRIPT, *([_GUIDS] if given else []), *calls, *given, "exit $failed\n"])
+    return "".join([HEADER, _SCRIPT, *([_GUIDS, IS_CHILD] if given else []), *calls, *given, "exit $failed\n"])
 
 
 def guid(port: str, number: int) -> str:

@@ -141,5 +141,14 @@ def below(tree: Tree, name: str) -> set[str]:
             lower = [entry[len("lower_") :] for entry in entries if entry.startswith("lower_")]
             lower += (tree.read(f"{paths.NET}/{name}/bonding/slaves") or "").split() if "bonding" in entries else []
             # An Open vSwitch bridge is an interface with nothing below it; the ports of all bridges are in one place.
-            pending += lower or ([] if "device" in entries else [OVS])
+            pending += lower or filter(None, [parent(tree, name) if "device" in entries else OVS])
     return found
+
+
+def parent(tree: Tree, name: str) -> Optional[str]:
+    """The parent of an IPoIB child. One that came by netlink (networkd, ipoib-cni) shows only its index."""
+    value = tree.attributes(f"{paths.NET}/{name}", ("parent", "ifindex", "iflink"))
+    if value["parent"] or not value["iflink"] or value["iflink"] == value["ifindex"]:
+        return value["parent"] or None
+    there = (one for one in tree.listdir(paths.NET) if tree.read(f"{paths.NET}/{one}/ifindex") == value["iflink"])
+    return next(there, f"if{value['iflink']}")

@@ -24,9 +24,7 @@ IB_MTUS = (4096, 2048, 1024, 512, 256)
 # bnxt_en: pf0vf1, c1pf0sf88; ice: pf0vfr1; sfc: p0pf0vf1.
 _REPRESENTOR = re.compile(r"^([cp]\d+)?pf\d+((vfr?|sf)\d+)?$")
 _MAC = re.compile(r"[0-9a-fA-F:]*\Z")
-_ATTRIBUTES = (
-    "address", "mtu", "type", "operstate", "carrier", "speed", "phys_port_name", "dev_port", "dev_id", "parent",
-)  # fmt: skip
+_ATTRIBUTES = ("address", "mtu", "type", "operstate", "carrier", "speed", "phys_port_name", "dev_port", "dev_id")
 
 
 def ib_mtu(mtu: Optional[int], overhead: int = ROCE_OVERHEAD) -> Optional[int]:
@@ -83,7 +81,7 @@ class Network:
             "speed_mbps": speed if speed and speed > 0 else None,
             "type": TYPES.get(kind, kind if kind is None else str(kind)),
             "phys_port_name": value["phys_port_name"] or None,
-            "parent": (value["parent"] or None) if kind == 32 else None,
+            "parent": management.parent(self._tree, name) if kind == 32 else None,
             "dev_port": max(integer(value["dev_port"]) or 0, integer(value["dev_id"]) or 0),
             "master": self.master(name),
             "default_route": (self.management().get(name) or "").startswith("the default route"),

@@ -101,7 +101,8 @@ def test_the_interface_of_an_ipoib_address_is_found_after_the_driver_was_loaded_
     assert plan(facts, wanted(setting)).changes[0].object == "NIC ib0 MTU"
     for netdev in netdevs:
         interface(put, netdev["name"], netdev["mac"], "2044")
-    put("sys/class/net/ib0.8001/parent", "ib0\n")
+    for file, text in (("type", "32"), ("ifindex", "4"), ("iflink", "3")):
+        put(f"sys/class/net/ib0.8001/{file}", f"{text}\n")
     assert boot(setting).returncode == 0
     assert [boot.value(netdev["name"], "mtu") for netdev in netdevs] == ["4092", "2044"]
 
