@@ -307,7 +307,7 @@ def combinations(
     findings += _hcas(facts, variables)
     named = _rails(facts, variables)
     # The missing card is known, and its rail stays empty.
-    if variables["discovery_expected_hcas"] == len(admitted(facts, variables)):
+    if variables["discovery_expected_hcas"] == len(counted(facts, variables)):
         notes += [row["reason"] for row in facts.get("not_rails") or () if row["code"] == "named"]
         named = [finding for finding in named if finding.id != NO_HCA]
     findings += named
@@ -359,14 +359,18 @@ def admitted(facts: dict, variables: dict) -> list[dict]:
     return [hca for hca in able if hca["kind"] == "pci" or variables["discovery_software_hcas"]]
 
 
+def counted(facts: dict, variables: dict) -> list[dict]:
+    """Those of discovery_expected_hcas. VFs and sub-functions come and go with settings, and hide a missing card."""
+    return [hca for hca in admitted(facts, variables) if hca["function"] not in ("vf", "sf")]
+
+
 def _hcas(facts: dict, variables: dict) -> list[Finding]:
-    counted = admitted(facts, variables)
-    names = [hca["name"] for hca in counted]
-    software = [hca["name"] for hca in facts["hcas"] if hca not in counted]
+    able, names = admitted(facts, variables), [hca["name"] for hca in counted(facts, variables)]
+    software = [hca["name"] for hca in facts["hcas"] if hca not in able]
     coming = [card for card in facts["cards_without_rdma"] if _will_get_rdma(card, facts)]
     dead = [card for card in facts["cards_without_rdma"] if card not in coming]
     found = []
-    if variables["discovery_hca_required"] and not names and not coming:
+    if variables["discovery_hca_required"] and not able and not coming:
         if dead:
             seen = "; ".join(f"{_card(card)}: {card['reason']}" for card in dead)
             step = " ".join(sorted({card.get("next_step") or "" for card in dead})).strip()
@@ -425,7 +429,7 @@ def _rails(facts: dict, variables: dict) -> list[Finding]:
             seen = f"HCAs here: {core_text.listing(map(_identity, facts['hcas'])) or 'none'}"
             seen += f"; cards without RDMA: {core_text.listing(cards)}" if cards else ""
             step = "use one of these, or set discovery_rails for the hosts that have it; for a rail that should stay "
-            step += f"empty, discovery_expected_hcas: {len(admitted(facts, variables))} for this host"
+            step += f"empty, discovery_expected_hcas: {len(counted(facts, variables))} for this host"
             found.append(Finding(obj, f"an HCA with this {key}", seen, step, NO_HCA))
         for place in [(name, item.get("port")) for name in matches]:
             if place in taken:

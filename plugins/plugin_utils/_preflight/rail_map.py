@@ -11,7 +11,7 @@ from ...module_utils._cni import nad_lint
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import count, json_object, listing
 from ...module_utils._device_plugin import config
-from .host import admitted
+from .host import admitted, counted
 
 _RESOURCE = re.compile(config.NAME.format(index=r"(\d{1,3})"))
 _NOBODY = ("hca", "none")
@@ -37,7 +37,7 @@ def of_node(facts: dict, variables: dict) -> dict | None:
         "product": [node.get("product"), node.get("architecture"), *(gpus or sorted(models))],
         "rails": {rail["index"]: rail["pci"] for rail in facts["rails"] if rail["pci"]},
         "lacks": {row["index"]: row["reason"] for row in facts.get("not_rails") or () if row["index"] is not None},
-        "hcas": sum(hca["kind"] == "pci" for hca in admitted(facts, variables)),
+        "hcas": sum(hca["kind"] == "pci" for hca in counted(facts, variables)),
         "stated": variables["discovery_expected_hcas"],
         "named": json.dumps(_items(facts)),
     }
@@ -93,8 +93,7 @@ def moved(facts: dict, variables: dict, plugin_config: str | None, files: dict[s
     found: list[Finding] = []
     if variables["discovery_rails"]:
         return found
-    counted = admitted(facts, variables)
-    there = {name for hca in counted for name in _names(hca)}
+    there = {name for hca in admitted(facts, variables) for name in _names(hca)}
     now = {rail["index"]: (rail["netdev"], rail["pci"], rail["hca"]) for rail in facts["rails"]}
     sources = {}
     if variables["device_plugin_resources"] == config.RAILS:
@@ -106,7 +105,7 @@ def moved(facts: dict, variables: dict, plugin_config: str | None, files: dict[s
         gone = [index for index, (_key, name) in before.items() if name in there and name not in now.get(index, ())]
         taken = [index for index, names in now.items() if {numbers.get(name, index) for name in names} != {index}]
         if gone or taken:
-            found.append(_moved(facts, who, before, now, len(counted)))
+            found.append(_moved(facts, who, before, now, len(counted(facts, variables))))
     return found
 
 

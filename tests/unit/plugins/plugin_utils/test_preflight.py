@@ -148,7 +148,8 @@ def test_a_card_is_no_problem_if_the_run_loads_its_module_and_one_with_its_reaso
     assert combined(facts, variables, discovery_rails=[{"hca": "mlx5_0"}]) == []
     older = [{**card, "driver": "mlx4_core"} for card in facts["cards_without_rdma"]]
     assert combined({**facts, "cards_without_rdma": older}, variables) == []
-    assert combined(facts_of("xdr-cx8"), variables, discovery_expected_hcas=1) == []
+    for node in ("xdr-cx8", "vfs", "sfs"):
+        assert combined(facts_of(node), variables, discovery_expected_hcas=1) == []
     findings, notes = preflight_host.combinations({**facts_of("card-on-vfio"), "hcas": []}, variables)
     assert objects(findings) == ["HCA"]
     assert any("vfio" in note for note in notes)
