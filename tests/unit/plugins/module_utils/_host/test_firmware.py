@@ -166,6 +166,7 @@ SECOND = "0000:01:00.1"
     ([], ATS, {A: {"ATS_ENABLED": "0"}, B: {"ATS_ENABLED": "0"}}, (0, 0)),
     ([function(A), function(SECOND), function(B, physfn=A)], ATS, {A: {"ATS_ENABLED": "0"}}, (0, 0)),
     ([function(A), function(SECOND, management="ssh")], ATS, {}, (0, 1)),
+    ([function(A, management="ssh"), function(A)], ATS, {}, (0, 1)),
     ([function(A, management="ssh")], OVER, {A: {"ATS_ENABLED": "0", "NUM_OF_VFS": "8"}}, (0, 0)),
     ([function(A), function(SECOND)], {**ATS, "01:00.1": {}}, {SECOND: {"ATS_ENABLED": "0"}}, (0, 0)),
     ([function(A, vendor="14e4"), {"pci": None, "netdevs": []}], OVER, {}, (1, 0)),
