@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..hca import paths, pci
+from ..hca.modprobe import CMDLINE  # where dracut reads ip=NAME: and ifname=NAME:MAC of a node that boots by network
 from ..hca.tree import Tree
 
 _FILES = (
@@ -33,14 +34,14 @@ def configured(tree: Tree, netdev: str) -> list[dict[str, Any]]:
     """[{path, line}] with the interface's name; none if something ties its name to its hardware."""
     marks = [hardware_address(tree, netdev), pci.above(tree.realpath(f"{paths.NET}/{netdev}/device"))[0]]
     name = re.compile(rf"(?<![\w-]){re.escape(netdev)}(?![\w-])")
-    pin = re.compile(rf'\bname\s*:?=\s*"?{re.escape(netdev)}(?![\w-])', re.IGNORECASE)
-    for path in _paths(tree, _PINS):
+    pin = re.compile(rf'\b(?:if)?name\s*:?=\s*"?{re.escape(netdev)}(?![\w-])', re.IGNORECASE)
+    for path in (*_paths(tree, _PINS), CMDLINE):
         lines = [line for line in (tree.read(path) or "").splitlines() if line[:1] not in ("#", ";")]
         for text in lines if path.endswith(".rules") else ["\n".join(lines)]:
             if pin.search(text) and any(mark and mark in text.lower().replace("-", ":") for mark in marks):
                 return []
     places = []
-    files = {path: (tree.read(path) or "").splitlines() for path in _paths(tree, _FILES)}
+    files = {path: (tree.read(path) or "").splitlines() for path in (*_paths(tree, _FILES), CMDLINE)}
     plans = {path: lines for path, lines in files.items() if path.startswith("/etc/netplan")}
     labels = set().union(*map(_by_mac, plans.values()))
     for path, lines in files.items():

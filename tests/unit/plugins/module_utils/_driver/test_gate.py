@@ -117,6 +117,8 @@ CONFIGURED = [
     ("networkd, a pattern that fits any name", NETWORKD, "[Match]\nName=en*", False),
     ("networkd by MAC", NETWORKD, f"[Match]\nMACAddress={MAC}", False),
     ("ifupdown", "/etc/network/interfaces", f"iface {NIC} inet dhcp", True),
+    ("dracut", "/proc/cmdline", f"root=/dev/nfs ip={NIC}:dhcp", True),
+    ("dracut by MAC", "/proc/cmdline", f"ifname={NIC}:{MAC} ip={NIC}:dhcp", False),
     ("ifupdown, a comment", "/etc/network/interfaces.d/x", f"# iface {NIC} inet dhcp", False),
 ]
 BY_NAME, BY_MAC = ("refuse", MANAGED), ("reboot", "management-path")
