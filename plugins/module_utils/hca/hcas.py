@@ -9,12 +9,11 @@ import re
 from typing import Any, Callable, Optional
 
 from . import paths, pci, topology
-from .netdevs import ROCE_OVERHEAD, RXE_OVERHEAD, Network, ib_mtu
+from .netdevs import ROCE_OVERHEAD, RXE_OVERHEAD, ZERO_GID, Network, ib_mtu
 from .text import hexadecimal, integer, meaning, natural, unknown
 from .tree import Tree
 
 NEEDS_VERBS = unknown("needs verbs")
-_ZERO_GID = b"0000:0000:0000:0000:0000:0000:0000:0000"
 _DEVICE = ("node_type", "node_guid", "sys_image_guid", "hca_type", "hw_rev", "fw_ver", "board_id")
 _PORT = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid")
 _RATE = re.compile(r"^([0-9.]+) Gb/sec")
@@ -141,7 +140,7 @@ def _overhead(function: Optional[dict[str, Any]], node_type: Optional[str], rxe:
 
 def _gids(tree: Tree, port: str, link_layer: Optional[str]) -> list[dict[str, Any]]:
     """[{index, gid, type, netdev}] of the slots in use; the others, and InfiniBand's netdevs, return EINVAL."""
-    table = tree.slots(f"{port}/gids", _ZERO_GID)
+    table = tree.slots(f"{port}/gids", ZERO_GID)
     used = [str(index) for index, _gid in table]
     types = tree.attributes(f"{port}/gid_attrs/types", used)
     netdevs = tree.attributes(f"{port}/gid_attrs/ndevs", used) if link_layer != "InfiniBand" else {}

@@ -13,6 +13,7 @@ from .seams import Seams
 from .text import integer, unknown
 from .tree import Tree
 
+ZERO_GID = b":".join([b"0000"] * 8)
 IPOIB, GUID = 59, 23  # characters of 20 and of 8 octets
 TYPES = {1: "ether", 32: "infiniband"}  # ARPHRD_ETHER, ARPHRD_INFINIBAND
 # include/rdma/ib_addr.h, iboe_get_mtu(): GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4.

@@ -12,14 +12,13 @@ from collections import Counter
 from typing import Any, NamedTuple, Optional
 
 from . import management, pairing, paths, pci, roots
-from .netdevs import same_address
+from .netdevs import ZERO_GID, same_address
 from .text import unknown
 from .topology import Topology
 from .tree import Tree
 
 KEYS = ("hca", "pci", "netdev", "mac")
 AUTOMATIC, NAMED = "automatic", "named"
-_NO_GID = b"0000:0000:0000:0000:0000:0000:0000:0000"
 _NO_LID = (None, 0, 0xFFFF)
 _INFINIBAND_CLASS = "0x0207"
 # Reasons that leave a port part of its card, so its number stays empty; with the others it is not a port of it.
@@ -237,7 +236,7 @@ def unproven(tree: Tree, hca: dict[str, Any], port: dict[str, Any]) -> Optional[
         return None
     gids = f"{paths.INFINIBAND}/{hca['name']}/ports/{port['number']}/gids"
     slots = tree.listdir(gids)
-    if slots and (not up or tree.slots(gids, _NO_GID, first=True)):
+    if slots and (not up or tree.slots(gids, ZERO_GID, first=True)):
         return None
     why = "It has no GID, although its link is up" if slots else "Its GID table has no room, as in switchdev mode"
     return Lack("no-gid", f"{why}: it cannot carry RoCE.")
