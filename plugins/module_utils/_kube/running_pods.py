@@ -21,6 +21,7 @@ UNRECOVERABLE = (
 # Events that only repeat the state of a container.
 _ECHOES = ("BackOff: ", "Failed: Error: ImagePullBackOff", "Failed: Error: ErrImagePull")
 _UNMET = ("Unschedulable", "SchedulingGated", "SchedulerError", "ReadinessGatesNotReady")
+_EVICTED = ("PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager", "DeletionByDeviceTaintManager")
 # How a program ends that has started.
 _ENDS = (None, "Error", "Completed")
 
@@ -28,13 +29,13 @@ _ENDS = (None, "Error", "Completed")
 def state(item: dict, events: list[dict]) -> dict:
     """Phase, readiness, and all reasons from Kubernetes, the latest last."""
     status = item.get("status") or {}
-    reasons = [
+    deleted = item["metadata"].get("deletionTimestamp")
+    reasons = [f"Terminating: since {deleted}"] if deleted else []
+    reasons += [
         f"{condition.get('reason')}: {condition.get('message')}"
         for condition in status.get("conditions") or []
-        if condition["status"] != "True" and condition.get("reason") in _UNMET
+        if condition.get("reason") in (_EVICTED if deleted else (*_UNMET, *_EVICTED))
     ]
-    if item["metadata"].get("deletionTimestamp"):
-        reasons.append(f"Terminating: since {item['metadata']['deletionTimestamp']}")
     ended = ""
     containers = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
     for container in [one for one in containers if not one.get("ready")]:

@@ -419,6 +419,8 @@ def again(**last):
     ({}, [event("ax", 3), event("by", 2), event("az", 1)], ["b: by", "a: ax"]),
     ({}, [event("a", 1), event("b", 2, uid="an earlier pod"), event("c", 3, kind="ReplicaSet")], ["a: a"]),
     ({"conditions": [{"type": "X", "status": "False", "reason": "SchedulingGated"}]}, [], ["SchedulingGated: None"]),
+    ({"conditions": [{"type": "X", "status": "True", "reason": "EvictionByEvictionAPI"}]}, [],
+        ["EvictionByEvictionAPI: None"]),
     (again(reason="OOMKilled"), [], ["CrashLoopBackOff", "OOMKilled"]),
     ({"reason": "Evicted", "containerStatuses": [{"state": {"terminated": {"reason": "Error", "exitCode": 137}}}]},
         *([], ["Error: exit code 137", "Evicted: "])),
