@@ -90,9 +90,9 @@ def same(wanted: str, seen: str) -> bool:
 
 def chosen(facts: dict, stated: Mapping, made: Plan) -> dict[str, dict[str, str]]:
     """{PCI address: {key: value}} of this node. `all` is the first function of each HCA without management."""
-    hcas = [(hca["pci"]["address"], hca) for hca in facts["hcas"] if hca["pci"]]  # a sub-function has its PF's address
-    mine = (hca["pci"] for _address, hca in hcas if hca["pci"]["vendor"] == pci.MELLANOX and not hca["pci"]["physfn"])
-    able = [*dict.fromkeys(function["address"] for function in mine)]
+    hcas = [hca for hca in facts["hcas"] if hca["pci"]]
+    mine = [hca["pci"] for hca in hcas if hca["pci"]["vendor"] == pci.MELLANOX and not hca["pci"]["physfn"]]
+    able = [*dict.fromkeys(function["address"] for function in mine)]  # a sub-function has its PF's address
     there = able + [card["address"] for card in facts["cards_without_rdma"]]
     named = {pci.full(place): _written(values) for place, values in stated.items() if place != ALL}
     for address in sorted(named.keys() - {*there}):
@@ -103,7 +103,8 @@ def chosen(facts: dict, stated: Mapping, made: Plan) -> dict[str, dict[str, str]
     slots = {pci.slot(address) for address in named}
     for address in sorted(able, key=pci.order) if ALL in stated else ():
         slot = pci.slot(address)
-        uses = [netdev for beside, hca in hcas if pci.slot(beside) == slot for netdev in hca["netdevs"]]
+        beside = [hca for hca in hcas if pci.slot(hca["pci"]["address"]) == slot]
+        uses = [netdev for hca in beside for netdev in hca["netdevs"]]
         uses = [f"{netdev['name']} carries {netdev['management']}" for netdev in uses if netdev["management"]]
         if slot not in slots and uses:
             made.not_applied.append(f"{_OBJECT}{address}: {uses[0]}; only its address in fabric_firmware includes it")
