@@ -107,8 +107,9 @@ def _plan(nodes: list[dict], run: Run) -> dict:
     findings += [{**row, "role": ""} for row in _twice(nodes) if not run.partial]
     made: dict[str, Any] = {"roles": list(run.roles), "hosts": hosts, "findings": findings, "notes": []}
     read = [node for node in nodes if _facts(node) is not None]
+    drains = _drains(nodes, run)
     for node in read:
-        hosts[node["host"]]["drain"] = _drain(node, nodes, run)
+        hosts[node["host"]]["drain"] = drains[node["host"]]
     if run.partial:
         wrong = {item["host"] for item in findings}
         read = [node for node in read if node["host"] not in wrong]
@@ -234,17 +235,23 @@ def name_of(node: dict) -> str:
     return str(node["variables"]["k3s_node_name"] or node.get("hostname") or node["host"]).strip().lower()
 
 
-def _drain(node: dict, nodes: list[dict], run: Run) -> dict:
-    """{node, host}: its name in its cluster, and the inventory host whose kubectl drains it: if there is one, a server
-    other than the node itself.
+def _drains(nodes: list[dict], run: Run) -> dict[str, dict]:
+    """{host: {node, host}}: its name in its cluster, and the inventory host whose kubectl drains it: if there is one, a
+    server other than the node itself.
     """
-    name, own = name_of(node), node["host"]
-    # A node chooses its host name: with that of another host, or an option of kubectl, it would have others drained.
-    others = [name_of(other) for other in nodes if other is not node] + list(run.groups.get("all", ()))
-    short = {other.lower().partition(".")[0] for other in others} - {own.lower().partition(".")[0]}
-    odd = name.partition(".")[0] in short or not host.NODE_NAME.fullmatch(name)
-    servers = [*(server for server in run.servers if server != own), *run.servers, own]
-    return {"node": own if odd and not node["variables"]["k3s_node_name"] else name, "host": servers[0]}
+    names = {node["host"]: name_of(node) for node in nodes}
+    listed = [*names.items(), *((name, name) for name in run.groups.get("all", ()))]
+    owners = core_text.grouped((name.lower().partition(".")[0], owner) for owner, name in listed)
+    drains = {}
+    for node in nodes:
+        own, name = node["host"], names[node["host"]]
+        label = name.partition(".")[0]
+        # A node chooses its host name: that of another host, or an option of kubectl, would drain others.
+        claimed = label != own.lower().partition(".")[0] and {*owners[label]} != {own}
+        odd = claimed or not host.NODE_NAME.fullmatch(name)
+        server = next((other for other in run.servers if other != own), own)
+        drains[own] = {"node": own if odd and not node["variables"]["k3s_node_name"] else name, "host": server}
+    return drains
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
