@@ -28,7 +28,9 @@ _OPTION = re.compile(rf"^CONFIG_({'|'.join(_OPTIONS)})=([ym])$", re.MULTILINE)
 _CONFIG_SIZE = 1 << 22
 _LOADERS = ("update-grub", "grubby")  # these set a boot parameter on Debian and Ubuntu, and on EL
 _DRIVERS = "/sys/bus/pci/drivers"
-# Product names (DMI) of virtual machines, whose bridges are not the host's.
+# In the features of an x86 processor: bit 31 of word 4, X86_FEATURE_HYPERVISOR.
+_HYPERVISOR = ",009F"
+# Product names (DMI) of virtual machines. A cloud may give its bare-metal machines the same one.
 _GUEST = re.compile(
     r"^(Standard PC|KVM|RHEV|OpenStack|Virtual Machine|VMware|VirtualBox|HVM domU|Google Compute Engine|Bochs|BHYVE"
     r"|Droplet|[\w-]+\.\d*x?large$)"  # Amazon's, of which those of bare metal end with .metal
@@ -187,7 +189,7 @@ def state(
         for address in (path["root_port"], path["meets"], *path["gpu_side"], *path["function_side"], *ends):
             if address in classes and address not in functions:
                 functions[address] = _placed(tree, address)
-    guest = bool(_GUEST.match(tree.read("/sys/class/dmi/id/product_name") or ""))
+    guest = _guest(tree)
     direct = any(path["data_direct"] for path in found)
     passed_on = _passed_on(tree, where) if found else set()
     for path in found:
@@ -245,6 +247,14 @@ def _passed_on(tree: Tree, where: Topology) -> set[str]:
     drivers = [name for name in tree.listdir(_DRIVERS) if pci.passes_on(name)]
     given = [name for driver in drivers for name in tree.listdir(f"{_DRIVERS}/{driver}") if pci.ADDRESS.match(name)]
     return {chain[1] for chain in map(where.chain, given) if len(chain) > 2}
+
+
+def _guest(tree: Tree) -> bool:
+    """Whether this is a virtual machine: its bridges are not the host's. Only x86 processors say it themselves."""
+    processor = tree.read("/sys/devices/system/cpu/modalias") or ""
+    if "type:x86" in processor:
+        return _HYPERVISOR in processor
+    return bool(_GUEST.match(tree.read("/sys/class/dmi/id/product_name") or ""))
 
 
 def kernel_config(tree: Tree, kernel: Optional[str]) -> Any:

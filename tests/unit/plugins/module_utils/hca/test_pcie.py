@@ -253,9 +253,17 @@ def test_the_facts_of_a_pair(node):
     assert is_unknown(facts["functions"]["0000:00:01.0"]["acs"])
     node.link("/sys/bus/pci/drivers/vfio-pci/0000:04:00.0", gpu)
     assert node.facts(["rails", "gpudirect"])["pcie"]["paths"][0]["topology"] == "virtual"
-    for guest in ("Standard PC (Q35 + ICH9, 2009)", "p6-b200.48xlarge"):
-        node.write("/sys/class/dmi/id/product_name", guest)
-        assert node.facts(["rails", "gpudirect"])["pcie"]["paths"][0]["verdict"] == "unknown"
+    google, cpu = "Google Compute Engine", "cpu:type:x86,ven0000fam0006mod008F:feature:,0000,0001"
+    for product, modalias, verdict in (
+        ("Standard PC (Q35 + ICH9, 2009)", "", "unknown"),
+        ("p6-b200.48xlarge", "", "unknown"),
+        (google, "cpu:type:aarch64:feature:,0000", "unknown"),
+        (google, f"{cpu},009E,00C0", "root-complex"),  # bare metal
+        ("None", f"{cpu},009F,00C0", "unknown"),  # KubeVirt
+    ):
+        node.write("/sys/class/dmi/id/product_name", product)
+        node.write("/sys/devices/system/cpu/modalias", modalias)
+        assert node.facts(["rails", "gpudirect"])["pcie"]["paths"][0]["verdict"] == verdict
 
 
 GOOD = dict.fromkeys(("PCI_P2PDMA", "INFINIBAND_ON_DEMAND_PAGING", "INFINIBAND_USER_MEM"), True)
