@@ -113,13 +113,12 @@ bench-peer: $(VENV)/.ready ## Compare the Go plugin and ours on one lab node, in
 ##@ Tools
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
-$(VENV)/.ready: requirements-dev.txt tests/tools/junit_schema.py
+$(VENV)/.ready: requirements-dev.txt
 	@lab/packages dev
 	@echo "== Python tools (requirements-dev.txt) into $(VENV)"
 	@python3 -m venv $(VENV)
 	@$(BIN)/pip --quiet install --requirement requirements-dev.txt
 	@lab/link-collection $(VENV)
-	@$(BIN)/python tests/tools/junit_schema.py
 	@touch $@
 
 $(PLUGIN_VENV)/.ready: device_plugin/requirements.txt device_plugin/requirements-dev.txt
