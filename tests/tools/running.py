@@ -62,17 +62,6 @@ def told(folder: pathlib.Path, *words, inventory=None, plays=None) -> tuple[int,
     return done.returncode, json.loads(done.stdout[done.stdout.index("{\n") :]), done.stdout + done.stderr
 
 
-def applied(play: dict) -> list[str]:
-    """The roles that one of our plays applies, in order; some do their nodes first and all objects later."""
-    found = [role["role"] for role in play.get("roles", [])]
-    for task in [*play.get("pre_tasks", []), *play.get("tasks", [])]:
-        named = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role")
-        if named and named.get("tasks_from", "main") in ("main", "nodes"):
-            found += task.get("loop") or [named["name"]]
-    # The role discovery plans for the others.
-    return [name for name in (role.rpartition(".")[2] for role in found) if name != "discovery"]
-
-
 def _run(folder, words, program, inventory, plays, environment):
     if inventory is not None:
         (folder / "hosts.json").write_text(json.dumps(inventory))

@@ -1,13 +1,12 @@
 """playbooks/drift.yml through bin/drift.py over laid-out trees: each verdict, its exit code, and nothing changed.
 
 The wrapper: an exit code is an answer only if this very run reached a verdict. And the guard: drift cannot change
-anything, which actions pass, and drift compares everything that site applies.
+anything, and which actions pass.
 """
 
 import json
 import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
@@ -448,14 +447,6 @@ def test_every_module_of_ours_knows_check_mode():
     for path in sorted((ROOT / "plugins/modules").glob("*.py")):
         text = path.read_text()
         assert "AnsibleModule(" not in text or "supports_check_mode=True" in text, path.name
-
-
-def test_drift_compares_every_role_of_the_cluster_layer_in_its_order():
-    plays = loaded("playbooks/layers/cluster.yml")
-    applied = [role for play in plays if "hosts" in play for role in running.applied(play)]
-    (each,) = [task for task in walk(loaded("roles/drift/tasks/cluster.yml")) if "loop" in task]
-    compared = re.findall(r"'(\w+)'", each["loop"].partition("]")[0])
-    assert compared == [role for role in applied if role not in ("node_firewall", "cluster_objects")]
 
 
 def test_no_action_on_the_way_is_one_that_the_guard_would_refuse():
