@@ -1,6 +1,5 @@
 """docs/examples match each other and our output."""
 
-import graphlib
 import json
 import pathlib
 import re
@@ -57,28 +56,6 @@ def flux():
     return {item["metadata"]["name"]: item for item in FLUX if item["apiVersion"] == "kustomize.toolkit.fluxcd.io/v1"}
 
 
-def rendered_roles():
-    """The directories that the playbook writes, from the role that hands the objects over."""
-    tasks = yaml.safe_load((ROOT / "roles/cluster_objects/tasks/main.yml").read_text())
-    tasks = [task for task in tasks if "rendered" in task.get("gpufabric.rdma.cluster_objects", ())]
-    ((write, rendered),) = [(task, task["gpufabric.rdma.cluster_objects"]["rendered"]) for task in tasks]
-    roles = list(write["vars"]["__cluster_objects_always"])
-    return [*roles, "device_plugin"] if "'device_plugin':" in rendered else roles
-
-
-def test_flux_has_one_kustomization_a_directory_each_after_what_it_needs():
-    repository, found = FLUX[0], flux()
-    assert {item["spec"]["path"] for item in found.values()} == {
-        f"./rack1/gpufabric/{role}" for role in rendered_roles()
-    }
-    for item in found.values():
-        assert item["spec"]["sourceRef"] == {"kind": "GitRepository", "name": repository["metadata"]["name"]}
-        assert (item["spec"]["prune"], item["spec"]["wait"]) == (True, True)
-    needs = {name: [other["name"] for other in item["spec"].get("dependsOn", [])] for name, item in found.items()}
-    list(graphlib.TopologicalSorter(needs).static_order())
-    assert {need for several in needs.values() for need in several} <= set(needs)
-
-
 def test_namespaces_and_definitions_are_never_pruned():
     patches = [patch for item in flux().values() for patch in item["spec"].get("patches", [])]
     patches += ARGO[0]["spec"]["source"]["kustomize"]["patches"]
@@ -91,6 +68,7 @@ def test_namespaces_and_definitions_are_never_pruned():
         text = "".join(path.read_text() for path in (ROOT / f"roles/{role}/templates").glob("*.j2"))
         kinds = {kind for kind in ("Namespace", "CustomResourceDefinition") if f"\nkind: {kind}\n" in text}
         item = flux()[f"gpufabric-{role.replace('_', '-')}"]
+        assert item["spec"]["path"] == f"./rack1/gpufabric/{role}"
         assert {patch["target"]["kind"] for patch in item["spec"].get("patches", [])} == kinds, role
 
 

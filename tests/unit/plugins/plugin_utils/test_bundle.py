@@ -217,28 +217,16 @@ ROW = {
     "path": "files/amd64/doca-host.deb", "sha256": "1" * 64,
 }  # fmt: skip
 K3S = {"name": "k3s", "version": "v1", "architecture": "arm64", "path": "k3s", "sha256": "1" * 64}
-MIRROR = {"driver_repository_url": "https://mirror.example.net/doca/"}
 
 
 def bundle_of(*rows):
     return {"schema": 1, "origin": "release", "files": list(rows), "images": []}
 
 
-@pytest.mark.parametrize(("options", "answer"), [
-    ({}, True),
-    ({"k3s_bundle_dir": None}, False),
-    ({"k3s_bundle_dir": driver.bundle_folder.cache()}, False),
-    (MIRROR, False),
-    ({**MIRROR, "driver_source": "bundle"}, True),
-    ({"driver_host_package": "/srv/doca-host.deb"}, False),
-    ({"driver_source": "repository"}, False),
-    ({"driver_flavor": "mlnx_ofed"}, False),
-])  # fmt: skip
-def test_the_driver_comes_from_the_bundle_unless_another_place_is_given(options, answer):
-    assert driver.from_bundle({**GIVEN, **options}) is answer
-
-
 def test_a_bundle_that_has_it_is_taken(tmp_path):
+    assert driver.from_bundle(GIVEN)
+    for elsewhere in ({"k3s_bundle_dir": driver.bundle_folder.cache()}, {"driver_flavor": "mlnx_ofed"}):
+        assert not driver.from_bundle({**GIVEN, **elsewhere})
     for version in ("3.2.3", None):
         assert driver.findings({**GIVEN, "driver_version": version}, UBUNTU, bundle_of(K3S, ROW), RELEASES) == []
     (tmp_path / "bundle.yml").write_text(json.dumps(bundle_of(K3S, ROW)))

@@ -1,8 +1,6 @@
 """The ports that a node needs by its role, the probes between nodes, their answers, and the rules that open them."""
 
-import netaddr
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall, variables
 
 DEFAULTS = {name: option.get("default") for name, option in variables.options().items()}
@@ -103,42 +101,6 @@ def test_an_address_that_is_none_of_the_nodes_interfaces_ends_in_no_rule(told):
     lying["firewall"]["addresses"]["eth0"] = [told, "0.0.0.0/0", "224.0.0.1/4"]
     sources = {rule["source"] for rule in firewall.plan([node(1, server=True), lying])["node1"]["add"]}
     assert sources <= {"10.42.0.0/16", "10.43.0.0/16", *(["203.0.113.9"] if told == "203.0.113.9" else [])}
-
-
-@pytest.mark.parametrize("kinds", [("software",), ("software", "software"), ("pci", "software", "pci"), ("pci", "pci")])
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_every_port_at_which_a_test_pod_listens_in_the_nodes_network_is_needed(kinds, count):
-    """The traffic that _kube.pods plans, by the needs of the node that serves it."""
-    nodes, planned, answers = [], [], {}
-    for number in range(1, count + 1):
-        rails = [rail(n, f"10.10.{n}.{number}/24", kind=kind) for n, kind in enumerate(kinds)]
-        nodes.append(node(number, *rails))
-        served = [
-            {**one["rail"], "kind": kind, "link_layer": "Ethernet", "networks": [f"10.10.{n}.0/24"]}
-            for n, (one, kind) in enumerate(zip(rails, kinds))
-        ]
-        attached = [{"rail": one, "interface": f"net{one['index']}"} for one in served]
-        # Pods in the node's network are only for software HCAs, as in _kube.pods.plan.
-        for kind in ("rails", "host") if "software" in kinds else ("rails",):
-            name = f"{kind}-node{number}"
-            pod = {"name": name, "kind": kind, "host": f"node{number}", "node": f"node{number}", "rails": served}
-            planned.append({**pod, "attachments": attached if kind == "rails" else []})
-            addresses = {one["netdev"]: [f"10.10.{one['index']}.{number}/24"] for one in served}
-            addresses |= {f"net{one['index']}": [f"10.56.{one['index']}.{number}/24"] for one in served}
-            answers[name] = {"missing": {}, "addresses": addresses, "gids": []}
-    here = [test for test in pods.traffic(planned, answers, 18700)["tests"] if test["place"] == "the node's network"]
-    assert bool(here) == ("software" in kinds)
-    for test in here:
-        server, client = test["server"]["host"], test["client"]["host"]
-        ports = [rule for rule in firewall.plan(nodes)[server]["add"] if rule["kind"] == "port"]
-        sources = [
-            netaddr.IPNetwork(rule["source"])
-            for rule in ports
-            for first, _dash, last in [rule["ports"].partition("-")]
-            if int(first) <= test["tcp_port"] <= int(last or first)
-        ]
-        mine = [f"10.10.{n}.{client.removeprefix('node')}" for n in range(len(kinds))]
-        assert any(address in source for address in mine for source in sources), test
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
