@@ -325,8 +325,6 @@ def test_the_environment_names_the_hcas_of_a_container(base):
 
 CONFIGS = json.loads((fixture_tree.texts("guides") / "configs.txt").read_text())
 GH200 = ("gh200-cx7-roce", (("enp1s0f0np0", "ens8f0np0"), ("enp1s0f1np1", "ens8f1np1")))
-RAILS = (24, 58, 75, 92, 135, 170, 186, 202)
-H100 = ("h100-8x-cx7-ib", tuple((f"ibp{bus}s0", f"ens{8 + number}f0np0") for number, bus in enumerate(RAILS)))
 IB = ("h100-8x-cx7-ib", (("ibp24s0", "ibs1f0"), ("ibp58s0", "ibs1f1")))
 BOTH = ["uverbs0", "uverbs1", "umad0", "umad1", "rdma_cm"]
 
@@ -343,18 +341,10 @@ PRINTED = {
     "option-b-vendor": (GH200, {"rdma/hca_shared_devices_all": (63, BOTH)}),
     "option-c-driver": (GH200, {"rdma/hca_shared_devices_mlx5": (63, BOTH)}),
     "option-d-model": (GH200, {"rdma/hca_shared_devices_cx7": (63, BOTH)}),
-    "operator": (GH200, {"rdma/hca_shared_devices_a": (63, BOTH)}),
     "one-pool-of-100": (GH200, {"rdma/rdma_shared_device": (100, BOTH)}),
     "shared-ib": (
         IB,
         {"rdma/shared_ib": (63, [f"{kind}{number}" for number in (0, 1) for kind in ("issm", "umad", "uverbs")])},
-    ),
-    "eight-rails": (
-        H100,
-        {
-            f"rdma/hca_shared_devices_{number}": (63, [f"{kind}{number}" for kind in ("issm", "umad", "uverbs")])
-            for number in range(8)
-        },
     ),
 }
 
