@@ -24,7 +24,6 @@ from hca.facts import gather  # noqa: E402
 from hca.seams import Seams  # noqa: E402
 
 FIXTURE = "h100-8x-cx7-ib"
-GOAL_RATIO, GOAL_FORKS = 3.0, 0
 FORKING = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system")
 
 
@@ -88,9 +87,9 @@ def main() -> int:
     ratio = median["facts"] / median["raw"]
     print(f"{options.root or FIXTURE}: {len(paths)} files read; medians of {options.rounds} rounds")
     print(f"  gather            {median['facts']:8.2f} ms")
-    print(f"  the same files raw{median['raw']:8.2f} ms   ratio {ratio:.2f} (goal <= {GOAL_RATIO:g})")
-    print(f"  forks             {len(forks) / options.rounds:8g}      (goal {GOAL_FORKS})")
-    return int(len(forks) > GOAL_FORKS)  # the ratio is only a figure on a busy machine, but a fork is a fault
+    print(f"  the same files raw{median['raw']:8.2f} ms   ratio {ratio:.2f}")
+    print(f"  forks             {len(forks) / options.rounds:8g}")
+    return int(bool(forks))  # the times are figures, a started process is a fault
 
 
 if __name__ == "__main__":

@@ -147,16 +147,6 @@ def workloads():
     return rendering.workloads()
 
 
-def test_every_template_with_pods_is_looked_at(workloads):
-    """Every workload in the repository's texts, and every one that a role waits for, is rendered."""
-    waited = {"daemonset/kube-flannel-ds", "daemonset/kube-multus-ds", "daemonset/rdma-shared-dp-ds"}
-    waited.update(*rendering.role_vars("networks")["__networks_workloads"].values())
-    assert {name.split()[0].lower() + "/" + name.split("/")[1] for name in workloads} == waited
-    texts = [path.read_text() for path in rendering.ROLES.glob("*/templates/*.yml.j2")]
-    written = sum(text.count(f"\nkind: {kind}\n") for text in texts for kind in rendering.WORKLOADS)
-    assert written + len(rendering.ALIKE) - 1 == len(workloads) - 1, "all but the device plugin's"
-
-
 @pytest.mark.parametrize("role", ["flannel", "multus"])
 def test_a_pod_joins_host_and_port_itself_and_so_gets_an_address_without_brackets(role):
     objects = rendering.of_template(role, "objects.yml.j2", {f"{role}_api_server": "[2001:db8::1]:6443"})
@@ -195,10 +185,6 @@ def test_the_device_plugin_s_patches_keep_its_tolerations():
 KEEPALIVED = ROOT / "roles/k3s/templates/address.service.j2"
 TEMPLATES = {path.name: path for path in set(ROOT.glob("roles/*/templates/*.service.j2")) - {KEEPALIVED}}
 PLUGIN = "rdma-device-plugin.service.j2"
-# k3s runs every container of the node, and its unit is the vendor's; keepalived is the distribution's program, which
-# opens raw sockets and starts the check script: its needs are only known without confinement.
-UNCONFINED = {"plugins/module_utils/_k3s/config.py"}
-WRITTEN = {f"plugins/module_utils/_host/{name}.py" for name in ("nic_settings", "rail_links", "sriov")}
 OPTIONS = {
     "links up": {"__device_plugin_sets_links_up": True},
     "metrics": {"device_plugin_metrics_address": ":9808"},
@@ -255,14 +241,6 @@ def analyze(*words):
     if "unrecognized option" in done.stderr:
         pytest.skip("not verified: this systemd-analyze cannot judge a file (systemd 250 can)")
     return done
-
-
-def test_there_are_three_and_those_of_the_modules():
-    assert set(TEMPLATES) == {"guard.service.j2", "node_ready.service.j2", PLUGIN}
-    services = {
-        str(path.relative_to(ROOT)) for path in ROOT.glob("plugins/**/*.py") if "\nExecStart=" in path.read_text()
-    }
-    assert services == WRITTEN | UNCONFINED
 
 
 @pytest.mark.parametrize("name", UNITS)

@@ -122,12 +122,6 @@ def test_a_schedule_uses_nothing_twice_in_a_round_and_each_end_meets_so_many_oth
     assert most <= len(rounds) <= max(0, 2 * most - 1)
 
 
-@pytest.mark.parametrize("nodes", range(2, 65))
-def test_rails_that_share_nothing_need_as_few_rounds_as_there_can_be(nodes):
-    groups = [[(number, rail) for number in range(nodes)] for rail in range(2)]
-    assert len(matrix_plan.schedule(groups, own(groups))) == (nodes - 1 if nodes % 2 == 0 else nodes)
-
-
 @pytest.fixture
 def node(facts_of):
     """node(number, fixture, **differences): a node as the action plugin passes it to the planner."""
