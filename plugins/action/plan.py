@@ -98,11 +98,11 @@ class ActionModule(ActionBase):
         if plan.HOST_LAYER in roles and str(self._templar.template(task_vars.get("cluster"))).lower() in BOOLEANS_FALSE:
             wrong += host.without_cluster(task_vars, variables.of_cluster())
         typed.update(checked)
-        if typed["k3s_bundle_dir"] is not None:
+        if typed["k3s_bundle_dir"]:
             # Tasks would look for a relative path beside the playbook.
             typed["k3s_bundle_dir"] = os.path.abspath(typed["k3s_bundle_dir"])
-        elif {"k3s", "cni_plugins"} & set(roles):
-            typed["k3s_bundle_dir"] = folder.cache()
+        else:
+            typed["k3s_bundle_dir"] = folder.cache() if {"k3s", "cni_plugins"} & set(roles) else None
         for name in ("driver_repository_key", "driver_host_package"):
             path = os.path.abspath(os.path.expanduser(typed[name]))
             if name in own and typed[name] and typed["driver_flavor"] != "verify" and not os.path.isfile(path):

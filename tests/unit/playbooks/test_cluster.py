@@ -244,7 +244,7 @@ def test_nodes_fetch_what_they_need_themselves_on_request(tmp_path):
         nodes, run = fetching.site.nodes.values(), fetching.run
         code, output = run(k3s_downloads_on_nodes=True, k3s_bundle_dir=str(tmp_path / "bundle"))
         assert (code != 0, "variable k3s_downloads_on_nodes" in output) == (True, True), output
-        code, output = run("--check", k3s_bundle_dir=None)
+        code, output = run("--check", k3s_bundle_dir="")
         assert (code, f"k3s v1 from {address}/k3s" in output, fetching.cache.exists()) == (0, True, False), output
 
         (tmp_path / "mirror/k3s").write_bytes(b"another")
