@@ -41,7 +41,7 @@ _CLOSED = {
     "deviceIDs": (r"[0-9a-f]{4}\Z", "4 lower case digits"),
     # Not the modules that create RDMA devices: they bind to no PCI function.
     "drivers": (
-        r"(?!(|mlx[45](_ib)?|mlx4_en|irdma|bnxt_re|qedr|iw_cxgb4|ib_core|vfio-pci)\Z)",
+        r"(?!(|mlx[45](_ib)?|mlx4_en|irdma|bnxt_re|qedr|iw_cxgb4|ionic_rdma|mana_ib|ib_core|vfio-pci)\Z)",
         "the name in lspci -k, such as mlx5_core",
     ),
     "ifNames": (

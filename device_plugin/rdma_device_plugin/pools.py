@@ -32,6 +32,8 @@ _RDMA_MODULES = {
     "qede": "qedr",
     "cxgb4": "iw_cxgb4",
     "hns3": "hns_roce_hw_v2",
+    "ionic": "ionic_rdma",
+    "mana": "mana_ib",
 }
 _MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad", "issm": "ib_umad", "rdma_cm": "rdma_ucm", "gdrdrv": "gdrdrv"}
 

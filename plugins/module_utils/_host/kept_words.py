@@ -12,7 +12,7 @@ from ..hca.modprobe import CALLS_ITSELF, boot_words, canonical
 
 REDACTED = "removed by capture"
 # Modules that facts may read.
-MODULE = re.compile(r"mlx|^ib_|^iw_|rdma|rxe|^siw|nvidia|nv_peer|nv-p2p|hfi1|irdma|^efa|^bnxt_re|^erdma|^mana")
+MODULE = re.compile(r"mlx|^ib_|^iw_|rdma|rxe|^siw|nvidia|nv_peer|nv-p2p|hfi1|irdma|^efa|^bnxt_re|^erdma|^mana|^ionic")
 # Module options that facts read.
 _OPTIONS = {("ib_core", "netns_mode"), ("nvidia", "NVreg_EnableStreamMemOPs"), ("nvidia", "NVreg_RegistryDwords")}
 _BLACKLISTS = ("modprobe.blacklist", "module_blacklist")
