@@ -18,6 +18,7 @@ dry runs, defaults that a server fills in), starts pods, and evicts them. Anythi
     gates     [feature gate]: those of DRA that are on; version: of the server
     without   [kind]: those that the API server does not serve
     meddled   {KIND/NAMESPACE/NAME: [annotations]}: what a controller sets before each next dry run
+    late_accounts number: pods that are refused for want of their namespace's account
     budgets   [pod]: pods that may not be evicted
     tokens    {account: token}, or {"*": token}: what the token controller adds after the call
     processes {KIND/NAMESPACE/NAME: folder}: what is gone from the node's /proc once the object is
@@ -290,6 +291,9 @@ def apply(state, words) -> None:
             continue
         if namespace not in (None, "default", "kube-system") and f"Namespace//{namespace}" not in state["objects"]:
             errors.append(f'Error from server (NotFound): namespaces "{namespace}" not found')
+        elif item["kind"] == "Pod" and state.get("late_accounts"):
+            state["late_accounts"] -= 1
+            errors.append(f'error looking up service account {namespace}/default: serviceaccount "default" not found')
         elif (item.get("spec") or {}).get("refused"):
             errors.append(f'The {item["kind"]} "{name}" is invalid: spec.refused: Forbidden')
         else:

@@ -22,6 +22,8 @@ UNRECOVERABLE = (
 _ECHOES = ("BackOff: ", "Failed: Error: ImagePullBackOff", "Failed: Error: ErrImagePull")
 _UNMET = ("Unschedulable", "SchedulingGated", "SchedulerError", "ReadinessGatesNotReady")
 _EVICTED = ("PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager", "DeletionByDeviceTaintManager")
+# What refuses pods in a new namespace until a controller has made its account.
+_NO_ACCOUNT = 'serviceaccount "default" not found'
 # How a program ends that has started.
 _ENDS = (None, "Error", "Completed")
 
@@ -172,6 +174,9 @@ def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
         words = ("delete", "namespace", namespace, "--ignore-not-found", f"--timeout={params['wait_seconds']}s")
         kubectl.output("the test pods of an earlier run deleted", *words, limit=params["wait_seconds"] + 20)
     code, said, error = kubectl.apply(params["objects"], "--force-conflicts")
+    while code and _NO_ACCOUNT in error and time.monotonic() < start + params["wait_seconds"]:
+        time.sleep(1)
+        code, said, error = kubectl.apply(params["objects"], "--force-conflicts")
     if code:
         raise KubectlError("the test pods applied", error or said)
     names = [pod["name"] for pod in pods]

@@ -48,6 +48,7 @@ def judged(cluster, hosts, plan, ran):
 def test_pods_run_answer_and_send_are_judged_and_gone_afterwards(cluster):
     plan = planned(cluster)
     assert [pod["name"] for pod in plan["pods"]] == ["workload-node1", "seed-node1", "workload-node2", "seed-node2"]
+    cluster.state(late_accounts=5)
     ran = run(cluster, plan)
     assert {state["phase"] for state in ran["pods"].values()} == {"Running"}
     assert sorted(ran["answers"]) == sorted(ran["pods"])
