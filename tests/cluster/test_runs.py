@@ -57,7 +57,7 @@ def test_check_mode_on_bare_nodes_announces_what_the_first_run_made(breakable):
 # --- A second run changes nothing -------------------------------------------------------------------------------------
 
 # On the first server, and on every other node; those of docs/cluster.md.
-ON_THE_SERVER, ON_AN_AGENT = 11, 8
+ON_THE_SERVER, ON_AN_AGENT = 12, 8
 
 
 def test_a_second_run_changes_nothing_and_restarts_nothing(cluster):
