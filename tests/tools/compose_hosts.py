@@ -325,7 +325,7 @@ class Node:
         number = self.counts[kind]
         self.counts[kind] += 1
         folder = f"{device}/{subsystem}/{kind}{number}"
-        self.put(folder, dev=f"231:{ {'uverbs': 192, 'umad': 0, 'issm': 64}[kind] + number }", **attributes)
+        self.put(folder, dev="231:" + str({"uverbs": 192, "umad": 0, "issm": 64}[kind] + number), **attributes)
         if not device.startswith(VIRTUAL):
             self.link(f"{folder}/device", device)
         self.link(f"/sys/class/{subsystem}/{kind}{number}", folder)
