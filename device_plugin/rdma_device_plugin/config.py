@@ -35,13 +35,26 @@ KUBELET_SOCKET = "kubelet.sock"
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
+# The module that creates RDMA devices for a network driver's functions.
+RDMA_MODULES = {
+    "mlx5_core": "mlx5_ib",
+    "mlx4_core": "mlx4_ib",
+    "ice": "irdma",
+    "i40e": "irdma",
+    "bnxt_en": "bnxt_re",
+    "qede": "qedr",
+    "cxgb4": "iw_cxgb4",
+    "hns3": "hns_roce_hw_v2",
+    "ionic": "ionic_rdma",
+    "mana": "mana_ib",
+}
 # What a selector can match, and how that is written. Link types have Netlink's names (encapType).
 _CLOSED = {
     "vendors": (r"[0-9a-f]{4}\Z", "4 lower case digits"),
     "deviceIDs": (r"[0-9a-f]{4}\Z", "4 lower case digits"),
     # Not the modules that create RDMA devices: they bind to no PCI function.
     "drivers": (
-        r"(?!(|mlx[45](_ib)?|mlx4_en|irdma|bnxt_re|qedr|iw_cxgb4|ionic_rdma|mana_ib|ib_core|vfio-pci)\Z)",
+        rf"(?!(|mlx[45]|mlx4_en|{'|'.join(RDMA_MODULES.values())}|ib_core|vfio-pci)\Z)",
         "the name in lspci -k, such as mlx5_core",
     ),
     "ifNames": (

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Optional
 
 from . import log
-from .config import CharDevices, Health, Pool
+from .config import RDMA_MODULES, CharDevices, Health, Pool
 from .hca import Tree, hcas, netdevs, netns, paths, pci
 from .hca.seams import Seams
 from .hca.text import integer, is_unknown
@@ -22,19 +22,6 @@ ACTIVE = "ACTIVE"
 COMMON = {"rdma_cm": "/dev/infiniband/rdma_cm", "gdrdrv": "/dev/gdrdrv"}
 # Whichever is visible: the device's class entry, its module, or the node itself.
 _RDMA_CM_SIGNS = ("/sys/class/misc/rdma_cm", "/sys/module/rdma_ucm", COMMON["rdma_cm"])
-# The module that creates RDMA devices for a network driver's functions.
-_RDMA_MODULES = {
-    "mlx5_core": "mlx5_ib",
-    "mlx4_core": "mlx4_ib",
-    "ice": "irdma",
-    "i40e": "irdma",
-    "bnxt_en": "bnxt_re",
-    "qede": "qedr",
-    "cxgb4": "iw_cxgb4",
-    "hns3": "hns_roce_hw_v2",
-    "ionic": "ionic_rdma",
-    "mana": "mana_ib",
-}
 _MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad", "issm": "ib_umad", "rdma_cm": "rdma_ucm", "gdrdrv": "gdrdrv"}
 
 
@@ -105,7 +92,7 @@ class Card(NamedTuple):
     def reason(self) -> str:
         if self.driver is None:
             return "no RDMA device: no driver is bound"
-        module = _RDMA_MODULES.get(self.driver)
+        module = RDMA_MODULES.get(self.driver)
         if module:
             return f"no RDMA device: driver {self.driver} is bound, {module} has created none (modprobe {module})"
         return f"no RDMA device: driver {self.driver} does not create one"
