@@ -267,7 +267,7 @@ def test_it_is_confined_and_systemd_finds_nothing_wrong_with_it(name, tmp_path):
     ("vfs", "CapabilityBoundingSet", ["CAP_NET_ADMIN"]),
 ])  # fmt: skip
 def test_it_may_do_what_it_is_for_and_no_more(name, setting, values):
-    assert set(settings(name).get(setting, [])) == set(values)
+    assert (settings(name)["ProtectSystem"], set(settings(name).get(setting, []))) == (["strict"], set(values))
 
 
 def test_the_plugin_is_restarted_when_it_is_stuck_but_not_when_it_is_slow():
